@@ -1,0 +1,39 @@
+//! Owns what launcher and children tell each other.
+
+use serde::{Deserialize, Serialize};
+
+/// Child → launcher.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Status {
+    /// A start-up stage moved on: `done` of `total` units (bytes of weights, say).
+    Progress { stage: String, done: u64, total: u64 },
+    /// The child does its work from now on. `detail` is shown to the operator.
+    Ready { detail: String },
+    /// Sent every [`HEARTBEAT_INTERVAL`] by a child whose event loop turns.
+    Heartbeat(Heartbeat),
+    /// The child cannot go on; it exits right after.
+    Failed { reason: String },
+}
+
+/// How a child is doing.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heartbeat {
+    /// Requests the process holds.
+    pub in_flight: u64,
+    /// Requests or messages that wait.
+    pub queued: u64,
+    /// Grows whenever work is done; still with `in_flight` above 0 means stuck.
+    pub progress: u64,
+}
+
+/// How often a child reports.
+pub const HEARTBEAT_INTERVAL: std::time::Duration = std::time::Duration::from_millis(200);
+
+/// Launcher → child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Command {
+    /// Stop admitting; finish what runs, then exit with 0.
+    Drain,
+    /// Exit now with 0.
+    Stop,
+}

@@ -1,0 +1,46 @@
+//! What every process of Drafthorse shares, and nothing that only one of them needs.
+//!
+//! ```text
+//! client ─HTTP→ tokenizer-proc ─ToScheduler→ scheduler-proc ─ToDetokenizer→ detokenizer-proc ─ToTokenizer→ tokenizer-proc ─SSE→ client
+//!                    ↑────────────── ToTokenizer (refusals, control replies) ──┘
+//! every child ─Status→ launcher ─Command→ every child
+//! ```
+//!
+//! Layers, bottom up: `ids`; the values (`sampling`, `finish`, `logprobs`, `acceptance`); the messages, one file
+//! per receiver (`to_scheduler`, `to_detokenizer`, `to_tokenizer`, `control`); `config`; `wire` (bytes) and
+//! `link` (delivery).
+
+mod acceptance;
+pub mod child;
+mod config;
+mod control;
+mod endpoints;
+mod finish;
+mod ids;
+pub mod link;
+mod logprobs;
+pub mod metrics;
+mod sampling;
+mod to_detokenizer;
+mod to_scheduler;
+mod to_tokenizer;
+
+pub use acceptance::SpecCounters;
+pub use config::{
+    ConfigError, DeviceKind, Dtype, ModelConfig, NgramConfig, NgramMatchType, ScheduleConfig, SchedulePolicy,
+    ServeConfig, ServerConfig, SpecAlgorithm, SpecConfig, Weights,
+};
+pub use control::{Command, HEARTBEAT_INTERVAL, Heartbeat, Status};
+pub use endpoints::Endpoints;
+pub use finish::{FinishReason, Matched};
+pub use ids::{Incarnation, RequestId, Role, TokenId};
+pub use logprobs::{RowLogprobs, TopLogprobs};
+pub use sampling::SamplingParams;
+pub use to_detokenizer::{BatchTokenIDOutput, DecodeRow, RaggedBatch, RowProgress, ToDetokenizer, TokenRow};
+pub use to_scheduler::{
+    AbortReq, FlushCacheReqInput, GetInternalStateReq, ToScheduler, TokenizedGenerateReqInput,
+};
+pub use to_tokenizer::{
+    BatchStrOutput, FlushCacheReqOutput, GetInternalStateReqOutput, InternalState, SchedulerInfo, TextRow,
+    ToTokenizer,
+};

@@ -1,0 +1,59 @@
+//! The only place that knows tensors. `Engine` is the seam to the scheduling half: plain data in, plain data out.
+
+pub mod spec;
+pub mod target;
+
+use crate::batch::{Batch, EngineSlot, StepOutput};
+
+/// What an engine can hold.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EngineLimits {
+    /// Slots of the KV pool.
+    pub kv_slots: usize,
+    /// Longest sequence, prompt and answer together.
+    pub context_len: usize,
+    pub vocab_size: usize,
+    /// Bytes, for `/server_info` and the start-up table.
+    pub weight_bytes: u64,
+    pub kv_bytes: u64,
+}
+
+/// The draft worker's values in force now; all zero without one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DraftStatus {
+    pub num_steps: usize,
+    /// Width of a verify step, the root included.
+    pub num_draft_tokens: usize,
+}
+
+impl DraftStatus {
+    /// Draft nodes of one verify step at most: what a request must keep KV slots for.
+    pub fn max_nodes(&self) -> usize {
+        self.num_draft_tokens.saturating_sub(1)
+    }
+}
+
+/// Runs steps. Implementers: [`scripted::ScriptedEngine`] and [`spec::SpecEngine`].
+pub trait Engine {
+    fn limits(&self) -> &EngineLimits;
+
+    fn draft_status(&self) -> DraftStatus;
+
+    /// Runs one batch. An error means the engine is broken, not that a row is.
+    fn step(&mut self, batch: &Batch<'_>) -> Result<StepOutput, EngineError>;
+
+    /// Forgets what is kept for a request. KV slots belong to the scheduler.
+    fn release(&mut self, slot: EngineSlot);
+
+    /// Forgets everything learned from past requests.
+    fn flush(&mut self);
+}
+
+/// Why an engine cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error("loading {what}: {reason}")]
+    Load { what: String, reason: String },
+    #[error("{stage} failed: {reason}")]
+    Step { stage: &'static str, reason: String },
+}
