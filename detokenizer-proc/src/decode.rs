@@ -111,3 +111,6 @@ impl DecodeState {
         self.utf8.work + self.trim.work
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -38,9 +38,10 @@ pub fn run(child: Child) -> anyhow::Result<()> {
         Some(dir) => Some(TokenBytes::load(dir).context("reading the tokenizer's vocabulary")?),
         None => None,
     };
-    let detail = tokens.as_ref().map_or("no tokenizer: rows pass through without text".to_owned(), |tokens| {
-        format!("{} tokens", tokens.vocab_size())
-    });
+    let detail =
+        tokens.as_ref().map_or("no tokenizer: rows pass through without text".to_owned(), |tokens| {
+            format!("{} tokens", tokens.vocab_size())
+        });
     let metrics = DetokenizerMetrics::new().context("registering metrics")?;
     let endpoints = Endpoints::new(&child.config.run_dir);
     let (events, inbox) = mpsc::channel();
@@ -50,10 +51,11 @@ pub fn run(child: Child) -> anyhow::Result<()> {
         // The other end is gone only when `run` has returned.
         move |event| drop(from_scheduler.send(Event::Scheduler(event))),
     );
-    let tokenizer = child.links.open::<ToTokenizer, ()>(
-        connect(endpoints.text(), Role::Tokenizer, AckMode::Auto),
-        move |event| drop(events.send(Event::Tokenizer(event))),
-    );
+    let tokenizer = child
+        .links
+        .open::<ToTokenizer, ()>(connect(endpoints.text(), Role::Tokenizer, AckMode::Auto), move |event| {
+            drop(events.send(Event::Tokenizer(event)))
+        });
     child.status.ready(&detail);
     serve(Worker::new(tokens, scheduler, tokenizer, metrics), &inbox, &child);
     child.links.close(CLOSE_DEADLINE);
@@ -64,11 +66,7 @@ fn connect(path: std::path::PathBuf, peer: Role, ack: AckMode) -> LinkSpec {
     LinkSpec { path, side: Side::Connect, peer, ack }
 }
 
-fn serve<S: AckTokens, T: SendText>(
-    mut worker: Worker<S, T>,
-    inbox: &Receiver<Event>,
-    child: &Child,
-) {
+fn serve<S: AckTokens, T: SendText>(mut worker: Worker<S, T>, inbox: &Receiver<Event>, child: &Child) {
     let mut next_beat = Instant::now();
     loop {
         let now = Instant::now();

@@ -61,6 +61,10 @@ impl Outbox {
                     tracing::warn!(bytes, limit, "text message is too large");
                     self.split(self.sent);
                 }
+                Err(SendError::Unencodable(reason)) => {
+                    tracing::error!(%reason, "text message dropped");
+                    self.discard(self.sent);
+                }
                 Err(SendError::Closed) => return Err(Closed),
             }
         }
@@ -81,12 +85,6 @@ impl Outbox {
         self.sent = 0;
     }
 
-    /// A new scheduler counts from the start: what the old one still waited for is nobody's to acknowledge.
-    pub(crate) fn forget_numbers(&mut self) {
-        self.done = None;
-        self.waiting.iter_mut().for_each(|entry| entry.completes = None);
-    }
-
     /// The last token message that is processed, if there is news.
     pub(crate) fn take_done(&mut self) -> Option<u64> {
         self.done.take()
@@ -94,6 +92,15 @@ impl Outbox {
 
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
+    }
+
+    /// Gives a message up; the token message that it completes is done with the one before it.
+    fn discard(&mut self, at: usize) {
+        let completes = self.waiting.remove(at).and_then(|entry| entry.completes);
+        match at.checked_sub(1).and_then(|before| self.waiting.get_mut(before)) {
+            Some(before) => before.completes = completes.or(before.completes),
+            None => self.done = completes.or(self.done),
+        }
     }
 
     /// Replaces a message that is too large by two halves, or a single row by its request's failure.

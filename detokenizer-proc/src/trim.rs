@@ -19,7 +19,8 @@ pub(crate) struct StopTrim {
 
 impl StopTrim {
     pub(crate) fn new(stop_strs: &[String], keep_match: bool) -> Self {
-        let patterns = stop_strs.iter().filter(|stop| !stop.is_empty()).map(|stop| Pattern::new(stop)).collect();
+        let patterns =
+            stop_strs.iter().filter(|stop| !stop.is_empty()).map(|stop| Pattern::new(stop)).collect();
         Self { patterns, keep_match, ..Self::default() }
     }
 
@@ -156,7 +157,7 @@ mod tests {
 
     #[test]
     fn repetitive_stop_strings_fall_back_correctly() {
-        check(&["aab"], &["aaa", "ab!"], &["a", "aa"], "");
+        check(&["aab"], &["aaa", "ab!"], &["a", "a"], "");
         check(&["abab!"], &["ababab", "!x"], &["ab", ""], "");
     }
 
@@ -168,7 +169,10 @@ mod tests {
 
     #[test]
     fn keeping_the_match_holds_nothing_and_ends_with_it() {
-        assert_eq!(run(&["DEF"], true, &["abD", "E", "Fg", "h"]), (strings(&["abD", "E", "F", ""]), "".into()));
+        assert_eq!(
+            run(&["DEF"], true, &["abD", "E", "Fg", "h"]),
+            (strings(&["abD", "E", "F", ""]), "".into())
+        );
     }
 
     #[test]
@@ -182,7 +186,8 @@ mod tests {
             if !text.is_char_boundary(end) {
                 continue;
             }
-            let longest = stops.iter().filter(|stop| text[..end].ends_with(stop.as_str())).map(String::len).max();
+            let longest =
+                stops.iter().filter(|stop| text[..end].ends_with(stop.as_str())).map(String::len).max();
             if let Some(length) = longest {
                 return text[..end - length].to_owned();
             }

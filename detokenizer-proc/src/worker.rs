@@ -80,7 +80,6 @@ impl<S: AckTokens, T: SendText> Worker<S, T> {
                 self.scheduler_is_up = true;
                 if restarted {
                     self.states.clear();
-                    self.outbox.forget_numbers();
                 }
             }
             Event::Scheduler(LinkEvent::Down) => self.scheduler_is_up = false,
