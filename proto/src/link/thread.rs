@@ -66,6 +66,11 @@ impl LinkThread {
         self.core.runtime.spawn(task);
     }
 
+    /// Makes the thread's runtime the current one, for what must be registered in one.
+    pub(crate) fn enter(&self) -> tokio::runtime::EnterGuard<'_> {
+        self.core.runtime.enter()
+    }
+
     pub fn open<Out, In>(
         &self,
         spec: LinkSpec,
