@@ -1,7 +1,16 @@
 //! The only place that knows tensors. `Engine` is the seam to the scheduling half: plain data in, plain data out.
 
+pub mod attention;
+pub mod gguf;
+pub mod hf_config;
+pub mod kv;
+pub mod layers;
+pub mod model;
+pub mod models;
+pub mod shim;
 pub mod spec;
 pub mod target;
+pub mod weights;
 
 use crate::batch::{Batch, EngineSlot, StepOutput};
 
