@@ -1,5 +1,7 @@
 //! The only place that knows tensors. `Engine` is the seam to the scheduling half: plain data in, plain data out.
 
+pub mod rng;
+pub mod sample;
 pub mod spec;
 pub mod target;
 
