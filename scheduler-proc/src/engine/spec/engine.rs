@@ -1,5 +1,6 @@
 //! Owns the step: draft → forward → choose → compact → commit. Plain decoding is the same path without drafts.
 
+use std::borrow::Cow;
 use std::time::Instant;
 
 use proto::TokenId;
@@ -107,27 +108,40 @@ impl<T: Target> SpecEngine<T> {
         outputs
     }
 
-    /// Tells the draft worker what became final.
-    fn commit(&mut self, submissions: &[Submission<'_>], outputs: &[RowOutput]) -> Result<(), EngineError> {
+    /// Tells the draft worker of the tokens up to each row's root that no earlier step told it of: a request can
+    /// come to decode without an extend step of its own, after a retraction or behind a prefix cache.
+    fn catch_up(&mut self, batch: &Batch<'_>) -> Result<(), EngineError> {
+        let decoding = batch.rows.iter().filter(|row| row.kind != RowKind::Extend);
+        self.commit(decoding.map(|row| (row.slot, Cow::Borrowed(row.tokens))).collect())
+    }
+
+    /// Tells the draft worker what became final in this step.
+    fn commit_step(
+        &mut self,
+        submissions: &[Submission<'_>],
+        outputs: &[RowOutput],
+    ) -> Result<(), EngineError> {
+        let sound = submissions.iter().zip(outputs).filter(|(_, output)| output.error.is_none());
+        let finals = sound.map(|(Submission { row, .. }, output)| {
+            let mut tokens = row.tokens[..row.computed_len + row.extend_len].to_vec();
+            tokens.extend(output.tokens.iter().map(|token| token.id));
+            (row.slot, Cow::Owned(tokens))
+        });
+        self.commit(finals.collect())
+    }
+
+    fn commit(&mut self, finals: Vec<(EngineSlot, Cow<'_, [TokenId]>)>) -> Result<(), EngineError> {
         let Some(drafter) = &mut self.drafter else { return Ok(()) };
-        let mut finals = Vec::with_capacity(outputs.len());
-        for (submission, output) in submissions.iter().zip(outputs) {
-            if output.error.is_none() {
-                let row = submission.row;
-                let mut tokens = row.tokens[..row.computed_len + row.extend_len].to_vec();
-                tokens.extend(output.tokens.iter().map(|token| token.id));
-                let state = self.slots.entry(row.slot).or_default();
-                let new_len = tokens.len().saturating_sub(state.committed);
+        let mut commits = Vec::with_capacity(finals.len());
+        for (slot, tokens) in &finals {
+            let state = self.slots.entry(*slot).or_default();
+            let new_len = tokens.len().saturating_sub(state.committed);
+            if new_len > 0 {
                 state.committed = tokens.len();
-                finals.push((row.slot, tokens, new_len));
+                commits.push(Commit { slot: *slot, tokens, new_len });
             }
         }
-        let commits: Vec<_> = finals
-            .iter()
-            .filter(|(_, _, new_len)| *new_len > 0)
-            .map(|(slot, tokens, new_len)| Commit { slot: *slot, tokens, new_len: *new_len })
-            .collect();
-        drafter.commit(&commits)
+        if commits.is_empty() { Ok(()) } else { drafter.commit(&commits) }
     }
 }
 
@@ -145,6 +159,7 @@ impl<T: Target> Engine for SpecEngine<T> {
             return Ok(StepOutput::default());
         }
         let start = Instant::now();
+        self.catch_up(batch)?;
         let trees = self.draft(batch)?;
         let drafted = Instant::now();
 
@@ -162,7 +177,7 @@ impl<T: Target> Engine for SpecEngine<T> {
             self.target.move_kv(&moves);
         }
         let moved = Instant::now();
-        self.commit(&submissions, &rows)?;
+        self.commit_step(&submissions, &rows)?;
 
         let timing = StepTiming {
             draft: (drafted - start + moved.elapsed()).as_secs_f64(),
