@@ -38,6 +38,7 @@ impl Noise {
     }
 
     /// The words of tokens `GROUP * group .. GROUP * (group + 1)`, computed side by side.
+    #[inline(always)]
     pub fn group(&self, group: u32) -> [u32; GROUP] {
         let mut lanes = Lanes {
             c0: std::array::from_fn(|lane| group * LANES as u32 + lane as u32),
@@ -73,20 +74,20 @@ pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-#[inline]
+#[inline(always)]
 fn round([c0, c1, c2, c3]: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let (high0, low0) = wide_mul(MULTIPLIERS[0], c0);
     let (high1, low1) = wide_mul(MULTIPLIERS[1], c2);
     [high1 ^ c1 ^ key[0], low1, high0 ^ c3 ^ key[1], low0]
 }
 
-#[inline]
+#[inline(always)]
 fn wide_mul(a: u32, b: u32) -> (u32, u32) {
     let product = u64::from(a) * u64::from(b);
     ((product >> 32) as u32, product as u32)
 }
 
-#[inline]
+#[inline(always)]
 fn next_key(key: [u32; 2]) -> [u32; 2] {
     [key[0].wrapping_add(KEY_STEPS[0]), key[1].wrapping_add(KEY_STEPS[1])]
 }
@@ -104,7 +105,7 @@ struct Lanes {
 }
 
 impl Lanes {
-    #[inline]
+    #[inline(always)]
     fn round(&mut self, key: [u32; 2]) {
         for lane in 0..LANES {
             let counter = [self.c0[lane], self.c1[lane], self.c2[lane], self.c3[lane]];
@@ -112,7 +113,7 @@ impl Lanes {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn interleave(&self) -> [u32; GROUP] {
         let mut words = [0; GROUP];
         for (lane, block) in words.chunks_exact_mut(4).enumerate() {

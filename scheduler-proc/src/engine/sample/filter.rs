@@ -9,6 +9,7 @@ use proto::{SamplingParams, TokenId};
 
 use super::scan::{self, key};
 use super::{Row, mass};
+use crate::engine::rng::GROUP;
 
 /// The last token that is kept.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -19,7 +20,7 @@ pub(super) struct Cutoff {
 
 impl Cutoff {
     /// Keeps every token that is not masked.
-    const NONE: Self = Self { logit: f32::MIN, last: TokenId::MAX };
+    pub(super) const NONE: Self = Self { logit: f32::MIN, last: TokenId::MAX };
 
     pub(super) fn keeps(&self, logit: f32, token: TokenId) -> bool {
         logit > self.logit || (logit == self.logit && token <= self.last)
@@ -115,7 +116,6 @@ fn nucleus(row: &Row<'_>, top_p: f64, scratch: &mut FilterScratch) -> Cutoff {
 }
 
 fn collect_bucket(row: &Row<'_>, wanted: usize, keys: &mut Vec<u64>) {
-    use crate::engine::rng::GROUP;
     keys.clear();
     for (group, (logits, &max)) in row.logits.chunks(GROUP).zip(row.scan.group_max()).enumerate() {
         if bucket(row, max) <= wanted {

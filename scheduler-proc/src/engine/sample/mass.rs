@@ -27,7 +27,7 @@ impl Scale {
     }
 
     /// The same in powers of two and f32, for bulk passes. Never positive, and monotone in the logit.
-    #[inline]
+    #[inline(always)]
     pub(super) fn bits(&self, logit: f32) -> f32 {
         (logit - self.max) * self.bits_per_logit
     }
@@ -79,7 +79,7 @@ fn group_total(row: &Row<'_>, group: &[f32]) -> f64 {
 }
 
 /// 2^y for y <= 0 to 2e-7, without a branch so that it vectorises, and the same bits on every machine.
-#[inline]
+#[inline(always)]
 fn exp2(y: f32) -> f32 {
     /// Adding this rounds to an integer and leaves it in the low bits of the mantissa.
     const ROUNDER: f32 = 12_582_912.0;

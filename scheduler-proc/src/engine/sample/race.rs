@@ -26,6 +26,24 @@ struct Best {
 
 /// The drawn token. The row has at least one kept token.
 pub(super) fn winner(row: &Row<'_>, cutoff: Cutoff, noise: Noise) -> TokenId {
+    #[cfg(target_arch = "x86_64")]
+    if std::is_x86_feature_detected!("avx2") {
+        #[expect(unsafe_code, reason = "the same code, compiled for wider vectors")]
+        // SAFETY: the machine was just asked.
+        return unsafe { winner_avx2(row, cutoff, noise) };
+    }
+    run(row, cutoff, noise)
+}
+
+/// Wider vectors only: without fused multiply-add, every result has the same bits as the portable one.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn winner_avx2(row: &Row<'_>, cutoff: Cutoff, noise: Noise) -> TokenId {
+    run(row, cutoff, noise)
+}
+
+#[inline(always)]
+fn run(row: &Row<'_>, cutoff: Cutoff, noise: Noise) -> TokenId {
     let mut best = Best { score: f64::NEG_INFINITY, token: TokenId::MAX };
     // The likeliest group first: it makes a bar that few others pass.
     let first = row.scan.best_group();
@@ -38,6 +56,7 @@ pub(super) fn winner(row: &Row<'_>, cutoff: Cutoff, noise: Noise) -> TokenId {
     best.token
 }
 
+#[inline(always)]
 fn run_group(row: &Row<'_>, cutoff: Cutoff, noise: Noise, group: usize, best: &mut Best) {
     let start = group * GROUP;
     let members = &row.logits[start..row.logits.len().min(start + GROUP)];
@@ -68,7 +87,7 @@ fn run_group(row: &Row<'_>, cutoff: Cutoff, noise: Noise, group: usize, best: &m
 }
 
 /// At most `log2(1 - u)`: the exponent, plus the mantissa taken for its own logarithm.
-#[inline]
+#[inline(always)]
 fn log2_floor(word: u32) -> f32 {
     let rest = (!word >> 1) as i32 as f32;
     rest.to_bits() as i32 as f32 * (1.0 / 8_388_608.0) - (127.0 + 31.0)
@@ -94,6 +113,19 @@ mod tests {
             let gumbel = gumbel(word);
             assert!(gumbel.is_finite() && gumbel <= MAX_NOISE, "{word} {gumbel}");
             assert!(gumbel <= -exact / LOG2_E + 1e-12, "E >= 1 - u");
+        }
+    }
+
+    #[test]
+    fn wide_vectors_draw_what_portable_code_draws() {
+        let mut scan = super::super::Scan::default();
+        for seed in 0..200 {
+            let logits: Vec<f32> = (0..3000).map(|token| rng::uniform(seed, 1, token) as f32 * 9.0).collect();
+            scan.run(&logits);
+            let scale = super::super::Scale::new(scan.max(), 0.7 + seed as f64 / 50.0);
+            let row = Row { logits: &logits, scan: &scan, scale };
+            let noise = Noise::new(seed, 3);
+            assert_eq!(winner(&row, Cutoff::NONE, noise), run(&row, Cutoff::NONE, noise));
         }
     }
 }

@@ -84,9 +84,8 @@ pub(super) fn token_of(key: u64) -> TokenId {
 pub(super) fn all_finite(logits: &[f32]) -> bool {
     const MAGNITUDE: i32 = 0x7fff_ffff;
     const INFINITY: i32 = 0x7f80_0000;
-    let bad = logits.iter().fold(0, |bad, logit| {
-        bad | i32::from((logit.to_bits() as i32 & MAGNITUDE) >= INFINITY)
-    });
+    let bad =
+        logits.iter().fold(0, |bad, logit| bad | i32::from((logit.to_bits() as i32 & MAGNITUDE) >= INFINITY));
     bad == 0
 }
 

@@ -205,7 +205,8 @@ impl<'a> Submission<'a> {
     fn new(row: &'a BatchRow<'a>, tree: DraftTree, drafting: bool) -> Self {
         let mut tokens = row.tokens[row.computed_len..row.computed_len + row.extend_len].to_vec();
         tokens.extend_from_slice(tree.tokens());
-        let parents = (!tree.is_chain()).then(|| std::iter::once(0).chain(tree.parents().iter().copied()).collect());
+        let parents =
+            (!tree.is_chain()).then(|| std::iter::once(0).chain(tree.parents().iter().copied()).collect());
         let verifies = drafting && matches!(row.kind, RowKind::Decode { draft } if draft.enabled);
         let logits = match (row.kind, input_logprobs::first_logits(row)) {
             (RowKind::Decode { .. }, _) => LogitRows::From(0),
@@ -245,7 +246,7 @@ fn draft_limit(row: &BatchRow<'_>) -> DraftLimit {
     match row.kind {
         RowKind::Extend => DraftLimit::OFF,
         RowKind::Decode { draft } => {
-            let spare = row.kv_slots.len() - row.computed_len - row.extend_len;
+            let spare = row.kv_slots.len().saturating_sub(row.computed_len + row.extend_len);
             DraftLimit { nodes: draft.nodes.min(spare), ..draft }
         }
     }

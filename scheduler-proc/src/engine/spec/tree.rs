@@ -167,9 +167,10 @@ mod tests {
             let node_or = |node: Option<usize>| node.map_or(-1, |node| node as i32 + 1);
             let firsts: Vec<_> = (0..=tree.len()).map(|p| node_or(tree.children(p).next())).collect();
             let siblings: Vec<_> = std::iter::once(-1)
-                .chain((0..tree.len()).map(|node| {
-                    node_or(tree.children(tree.parents()[node]).find(|&other| other > node))
-                }))
+                .chain(
+                    (0..tree.len())
+                        .map(|node| node_or(tree.children(tree.parents()[node]).find(|&other| other > node))),
+                )
                 .collect();
             assert_eq!(firsts, next);
             assert_eq!(siblings, sibling);

@@ -89,7 +89,7 @@ fn by_frequency(trie: &Trie, anchor: NodeRef, width: usize, sketch: &mut Sketch)
     let mut heap = BinaryHeap::new();
     let mut found = 0;
     let mut expand = |heap: &mut BinaryHeap<Candidate>, parent, node, probability: f64| {
-        let children: Vec<_> = trie.frequent_children(node).take(width).collect();
+        let children = trie.frequent_children(node, width);
         let total: f64 = children.iter().map(|&(_, _, frequency)| f64::from(frequency)).sum();
         for (child, token, frequency) in children {
             let probability = probability * f64::from(frequency) / total;

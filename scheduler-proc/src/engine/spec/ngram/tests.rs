@@ -273,3 +273,60 @@ proptest! {
         }
     }
 }
+
+/// Prints microseconds per step of 32 rows: `cargo test --release -p scheduler-proc ngram_speed -- --ignored
+/// --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn ngram_speed() {
+    use crate::engine::rng::uniform;
+    const ROWS: u32 = 32;
+    for match_type in [NgramMatchType::Bfs, NgramMatchType::Prob] {
+        let config = NgramConfig { max_bfs_breadth: 10, ..config(match_type, 18, 10_000_000) };
+        let mut drafter = NgramDrafter::new(&config, 12, 1);
+        // Each text walks a ring of words, now and then jumping: much is seen again.
+        let word = |row: u32, at: u64| {
+            let jump = (uniform(u64::from(row), at / 40, 0) * 4000.0) as u32;
+            (jump + at as u32 % 40) % 5000
+        };
+        let mut texts: Vec<Vec<_>> =
+            (0..ROWS).map(|row| (0..1000).map(|at| word(row, at)).collect()).collect();
+        let start = std::time::Instant::now();
+        for (slot, text) in (0..).zip(&texts) {
+            commit(&mut drafter, EngineSlot(slot), text, text.len());
+        }
+        let prompts = start.elapsed();
+        let params = params();
+        let (mut drafting, mut committing, mut nodes) = (0.0, 0.0, 0);
+        let steps = 200;
+        for at in 1000..1000 + steps {
+            let inputs: Vec<_> = (0..)
+                .zip(&texts)
+                .map(|(slot, text)| DraftInput {
+                    slot: EngineSlot(slot),
+                    tokens: text,
+                    params: &params,
+                    limit: NO_LIMIT,
+                })
+                .collect();
+            let start = std::time::Instant::now();
+            nodes += drafter.draft(&inputs).unwrap().iter().map(DraftTree::len).sum::<usize>();
+            drafting += start.elapsed().as_secs_f64();
+            (0..).zip(&mut texts).for_each(|(row, text)| text.push(word(row, at)));
+            let start = std::time::Instant::now();
+            for (slot, text) in (0..).zip(&texts) {
+                commit(&mut drafter, EngineSlot(slot), text, 1);
+            }
+            committing += start.elapsed().as_secs_f64();
+        }
+        let per_step = |seconds: f64| seconds / steps as f64 * 1e6;
+        println!(
+            "{match_type:?}: draft {:.0} us, commit {:.0} us, {} nodes a step; prompts {:.2} us a token; {} nodes",
+            per_step(drafting),
+            per_step(committing),
+            nodes / steps as usize,
+            prompts.as_secs_f64() * 1e6 / 32_000.0,
+            drafter.trie.len(),
+        );
+    }
+}

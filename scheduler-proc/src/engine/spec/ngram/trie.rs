@@ -54,7 +54,7 @@ pub(super) struct Trie {
     coldest: NodeId,
     children: FxHashMap<(NodeId, TokenId), NodeId>,
     /// Children by parent, most frequent first, then lower token; kept only where it is asked for.
-    by_frequency: Option<BTreeSet<(NodeId, Reverse<u32>, TokenId)>>,
+    by_frequency: Option<BTreeSet<(NodeId, Reverse<u32>, TokenId, NodeId)>>,
 }
 
 impl Anchors {
@@ -137,19 +137,21 @@ impl Trie {
             .map(|id| (self.reference(id), self.node(id).token))
     }
 
-    /// A node's children, the most frequent first, then by token, each with its frequency.
-    pub(super) fn frequent_children(
-        &self,
-        node: NodeRef,
-    ) -> impl Iterator<Item = (NodeRef, TokenId, u32)> + '_ {
-        let parent = self.resolve(node);
-        let index = self.by_frequency.as_ref();
-        let range = parent.zip(index).map(|(parent, index)| {
-            index.range((parent, Reverse(u32::MAX), 0)..=(parent, Reverse(0), TokenId::MAX))
-        });
-        range.into_iter().flatten().filter_map(|&(parent, Reverse(frequency), token)| {
-            Some((self.reference(self.child(parent, token)?), token, frequency))
-        })
+    /// At most `width` of a node's children, the most frequent first, then by token, each with its frequency.
+    pub(super) fn frequent_children(&self, node: NodeRef, width: usize) -> Vec<(NodeRef, TokenId, u32)> {
+        let (Some(parent), Some(index)) = (self.resolve(node), &self.by_frequency) else { return Vec::new() };
+        let entry = |id: NodeId| (self.reference(id), self.node(id).token, self.node(id).frequency);
+        let newest = self.node(parent).newest_child;
+        if newest == NONE {
+            return Vec::new();
+        }
+        if self.node(newest).older == NONE {
+            // An only child, as most are, needs no order.
+            return vec![entry(newest)];
+        }
+        let first = (parent, Reverse(u32::MAX), TokenId::MIN, NodeId::MIN);
+        let children = index.range(first..).take_while(|&&(owner, ..)| owner == parent);
+        children.take(width).map(|&(.., id)| entry(id)).collect()
     }
 
     fn node(&self, id: NodeId) -> &Node {
@@ -214,7 +216,7 @@ impl Trie {
         let (parent, token, frequency) = (node.parent, node.token, node.frequency);
         self.children.remove(&(parent, token));
         if let Some(index) = &mut self.by_frequency {
-            index.remove(&(parent, Reverse(frequency), token));
+            index.remove(&(parent, Reverse(frequency), token, id));
         }
         self.free.push(id);
     }
@@ -224,8 +226,8 @@ impl Trie {
         let old = node.frequency;
         node.frequency = old.saturating_add(1);
         if let Some(index) = &mut self.by_frequency {
-            index.remove(&(node.parent, Reverse(old), node.token));
-            index.insert((node.parent, Reverse(node.frequency), node.token));
+            index.remove(&(node.parent, Reverse(old), node.token, id));
+            index.insert((node.parent, Reverse(node.frequency), node.token, id));
         }
     }
 
@@ -297,7 +299,7 @@ impl Trie {
             assert!(heat[&parent] < heat[&id], "parents are hotter");
             assert!(self.newest_children(self.reference(parent)).any(|(_, other)| other == token));
             if let Some(index) = &self.by_frequency {
-                assert!(index.contains(&(parent, Reverse(self.node(id).frequency), token)));
+                assert!(index.contains(&(parent, Reverse(self.node(id).frequency), token, id)));
             }
         }
         if let Some(index) = &self.by_frequency {

@@ -153,7 +153,8 @@ fn company_chunks_and_retraction_change_nothing() {
         assert_eq!(alone[0].ids(), plain[row].ids());
     }
     let truth = truth(&requests, &plain);
-    for (stagger, chunk, retract_at) in [(0, 1, None), (1, 100, Some(7)), (3, 3, Some(20)), (5, 2, Some(33))] {
+    for (stagger, chunk, retract_at) in [(0, 1, None), (1, 100, Some(7)), (3, 3, Some(20)), (5, 2, Some(33))]
+    {
         let schedule = Schedule { stagger, chunk, retract_at, ..SCHEDULE };
         for (name, worker) in workers(truth.clone()) {
             let drafted = serve(&requests, schedule, Some(worker));

@@ -92,7 +92,8 @@ pub(super) fn table(path: &[TokenId]) -> Vec<f32> {
     (0..VOCAB as TokenId)
         .map(|token| {
             let noise = uniform(u64::from(a), u64::from(b * 100 + c), token) as f32;
-            noise * 2.5 + if token == favourite { 3.0 } else { 0.0 } - if token == POISON { 50.0 } else { 0.0 }
+            noise * 2.5 + if token == favourite { 3.0 } else { 0.0 }
+                - if token == POISON { 50.0 } else { 0.0 }
         })
         .collect()
 }
@@ -189,13 +190,8 @@ impl Running {
 
 pub(super) fn engine(drafter: Option<Box<dyn Drafter>>) -> (SpecEngine<TableTarget>, Pool) {
     let pool = Pool::new(RefCell::new(vec![None; POOL]));
-    let limits = EngineLimits {
-        kv_slots: POOL,
-        context_len: 256,
-        vocab_size: VOCAB,
-        weight_bytes: 0,
-        kv_bytes: 0,
-    };
+    let limits =
+        EngineLimits { kv_slots: POOL, context_len: 256, vocab_size: VOCAB, weight_bytes: 0, kv_bytes: 0 };
     (SpecEngine::new(TableTarget { pool: pool.clone() }, limits, drafter), pool)
 }
 

@@ -24,7 +24,11 @@ fn a_row_that_is_not_finite_fails_alone() {
 }
 
 /// One decode step after the prompt `0 1 2`, whose last token is the root.
-fn decode(drafter: Box<dyn Drafter>, draft: DraftLimit, spare_slots: usize) -> Result<StepOutput, EngineError> {
+fn decode(
+    drafter: Box<dyn Drafter>,
+    draft: DraftLimit,
+    spare_slots: usize,
+) -> Result<StepOutput, EngineError> {
     let (mut engine, _) = engine(Some(drafter));
     let params = request(0, 9, greedy()).params;
     let kv_slots: Vec<_> = (0..3 + spare_slots as KvSlot).collect();
