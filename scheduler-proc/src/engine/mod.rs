@@ -8,6 +8,8 @@ pub mod layers;
 pub mod model;
 pub mod models;
 pub mod shim;
+pub mod rng;
+pub mod sample;
 pub mod spec;
 pub mod target;
 pub mod weights;
