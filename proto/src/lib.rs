@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Layers, bottom up: `ids`; the values (`sampling`, `finish`, `logprobs`, `acceptance`); the messages, one file
-//! per receiver (`to_scheduler`, `to_detokenizer`, `to_tokenizer`, `control`); `config`; `wire` (bytes) and
+//! per receiver (`to_scheduler`, `to_detokenizer`, `to_tokenizer`, `control`); `config`; `token_bytes` (what an id
+//! stands for); `wire` (bytes) and
 //! `link` (delivery).
 
 mod acceptance;
@@ -24,6 +25,7 @@ mod sampling;
 mod to_detokenizer;
 mod to_scheduler;
 mod to_tokenizer;
+mod token_bytes;
 
 pub use acceptance::SpecCounters;
 pub use config::{
@@ -40,6 +42,7 @@ pub use to_detokenizer::{BatchTokenIDOutput, DecodeRow, RaggedBatch, RowProgress
 pub use to_scheduler::{
     AbortReq, FlushCacheReqInput, GetInternalStateReq, ToScheduler, TokenizedGenerateReqInput,
 };
+pub use token_bytes::{TokenBytes, TokenBytesError, TokenKind, TokenPiece};
 pub use to_tokenizer::{
     BatchStrOutput, FlushCacheReqOutput, GetInternalStateReqOutput, InternalState, SchedulerInfo, TextRow,
     ToTokenizer,

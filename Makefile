@@ -1,0 +1,48 @@
+# Drafthorse. `make help` lists the targets; all of them can be repeated at will.
+SHELL := /bin/bash
+CARGO ?= cargo
+# A libtorch of your own wins: make run LIBTORCH=/opt/libtorch
+LIBTORCH ?= $(CURDIR)/libtorch
+export LIBTORCH
+MODEL ?= models/SmolLM2-135M-Instruct
+BIN := $(or $(CARGO_TARGET_DIR),target)/release
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run build test bench lint fmt model libtorch prerequisites clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: build model ## serve SmolLM2 with n-gram speculation; more flags: make run ARGS="--port 8000"
+	@$(BIN)/launcher --model $(MODEL) --speculative-algorithm NGRAM --enable-metrics $(ARGS)
+
+build: libtorch ## build every binary in release mode
+	$(CARGO) build --release --workspace --bins
+
+test: build model ## unit, golden and end-to-end tests
+	$(CARGO) test --release --workspace
+
+bench: build model ## speed of the default model, with and without speculation
+	$(CARGO) bench --package tests
+
+lint: libtorch ## formatting, clippy without warnings, file sizes
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+	@scripts/tidy.sh
+
+fmt: ## format the code
+	$(CARGO) fmt --all
+
+model: prerequisites ## fetch the default model (92 MB, once)
+	@scripts/model.sh models/SmolLM2-135M-Instruct
+
+libtorch: prerequisites ## fetch libtorch 2.11.0 (530 MB, once), unless LIBTORCH names one
+	@if [ "$(LIBTORCH)" = "$(CURDIR)/libtorch" ]; then scripts/libtorch.sh "$(LIBTORCH)"; \
+	 elif [ ! -d "$(LIBTORCH)/lib" ]; then echo "LIBTORCH=$(LIBTORCH) has no lib folder" >&2; exit 1; fi
+
+prerequisites:
+	@scripts/prerequisites.sh
+
+clean: ## remove what was built (the downloads stay)
+	$(CARGO) clean
