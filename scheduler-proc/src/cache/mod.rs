@@ -193,7 +193,9 @@ impl PrefixCache {
             None => Ok(()),
             Some(other) => Err(format!("page {page} is held by {other} and by {who}")),
         };
-        (0..self.pool.total() as Page).filter(|&p| self.pool.is_free(p)).try_for_each(|p| claim(p, "free"))?;
+        (0..self.pool.total() as Page)
+            .filter(|&p| self.pool.is_free(p))
+            .try_for_each(|p| claim(p, "free"))?;
         self.tree.all_pages().try_for_each(|page| claim(page, "tree"))?;
         let mut leased = 0;
         for lease in leases {

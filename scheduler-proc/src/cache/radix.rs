@@ -353,7 +353,8 @@ impl RadixTree {
         }
         let mut below = 0;
         for (first, &child) in &node.children {
-            let it = self.nodes[child as usize].as_ref().ok_or(format!("node {id}: child {child} is gone"))?;
+            let it =
+                self.nodes[child as usize].as_ref().ok_or(format!("node {id}: child {child} is gone"))?;
             if it.parent != Some(id) || !it.key.starts_with(first) {
                 return Err(format!("node {id}: child {child} does not belong to it"));
             }

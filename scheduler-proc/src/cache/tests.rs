@@ -87,10 +87,22 @@ fn check_names_a_lease_that_was_lost() {
 #[derive(Debug, Clone)]
 enum Op {
     /// Open a lease on a sequence of small tokens, so that prefixes collide.
-    Open { namespace: u8, ids: Vec<u32> },
-    Reserve { lease: usize, len: usize },
-    Commit { lease: usize, len: usize },
-    Release { lease: usize, len: usize },
+    Open {
+        namespace: u8,
+        ids: Vec<u32>,
+    },
+    Reserve {
+        lease: usize,
+        len: usize,
+    },
+    Commit {
+        lease: usize,
+        len: usize,
+    },
+    Release {
+        lease: usize,
+        len: usize,
+    },
     Flush,
 }
 
@@ -154,7 +166,9 @@ fn run(page_size: usize, share: bool, ops: Vec<Op>) -> Result<(), String> {
     cache.check([])?;
     let usage = cache.usage();
     cache.flush();
-    (usage.used == 0 && cache.usage().free == usage.total).then_some(()).ok_or(format!("{usage:?} at the end"))
+    (usage.used == 0 && cache.usage().free == usage.total)
+        .then_some(())
+        .ok_or(format!("{usage:?} at the end"))
 }
 
 proptest! {

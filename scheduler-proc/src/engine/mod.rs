@@ -1,7 +1,10 @@
 //! The only place that knows tensors. `Engine` is the seam to the scheduling half: plain data in, plain data out.
 
+pub mod scripted;
 pub mod spec;
 pub mod target;
+
+use proto::ServeConfig;
 
 use crate::batch::{Batch, EngineSlot, StepOutput};
 
@@ -56,4 +59,37 @@ pub enum EngineError {
     Load { what: String, reason: String },
     #[error("{stage} failed: {reason}")]
     Step { stage: &'static str, reason: String },
+}
+
+impl<E: Engine + ?Sized> Engine for Box<E> {
+    fn limits(&self) -> &EngineLimits {
+        (**self).limits()
+    }
+
+    fn draft_status(&self) -> DraftStatus {
+        (**self).draft_status()
+    }
+
+    fn step(&mut self, batch: &Batch<'_>) -> Result<StepOutput, EngineError> {
+        (**self).step(batch)
+    }
+
+    fn release(&mut self, slot: EngineSlot) {
+        (**self).release(slot);
+    }
+
+    fn flush(&mut self) {
+        (**self).flush();
+    }
+}
+
+/// Loads what the configuration names. `progress` hears of bytes done and bytes in all.
+pub fn build(
+    config: &ServeConfig,
+    _progress: &mut dyn FnMut(u64, u64),
+) -> Result<Box<dyn Engine>, EngineError> {
+    Err(EngineError::Load {
+        what: config.model.model_path.clone(),
+        reason: "this build has no model engine".to_owned(),
+    })
 }
