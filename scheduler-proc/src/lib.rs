@@ -1,4 +1,85 @@
 //! Queue, batch, KV pool, prefix cache, model, draft workers, sampling and the acceptance counters. Never text.
+//!
+//! Layers, bottom up: `batch` (plain data between the halves); `engine` (tensors); `cache` (KV slots); `stop`,
+//! `request`, `stream`, `accounting` (one request); `admission` (who runs); `outbox`, `metrics` (what leaves);
+//! `scheduler` (the loop).
 
+pub mod accounting;
+pub mod admission;
 pub mod batch;
+pub mod cache;
 pub mod engine;
+pub mod metrics;
+pub mod outbox;
+pub mod request;
+pub mod scheduler;
+pub mod stop;
+pub mod stream;
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
+use std::time::Instant;
+
+use anyhow::Context;
+use proto::child::{CLOSE_DEADLINE, Child, Shutdown, StatusReporter};
+use proto::link::{AckMode, LinkSpec, LinkThread, Side};
+use proto::{Endpoints, Role, ServeConfig, TokenBytes};
+
+use self::metrics::SchedulerMetrics;
+use self::outbox::LinkPeers;
+use self::scheduler::{Event, Scheduler};
+
+/// Plays the scheduler process until it is told to end, or its engine breaks.
+pub fn run(child: Child) -> anyhow::Result<()> {
+    let started = Instant::now();
+    let Child { config, links, shutdown, status, .. } = child;
+    let (peers, inbox) = open_links(&config, &links);
+    // Tensors stay on one named thread, from loading to the end.
+    let engine = std::thread::Builder::new()
+        .name("engine".to_owned())
+        .spawn(move || serve(&config, started, peers, &inbox, &shutdown, &status))
+        .context("starting the engine thread")?;
+    let outcome = engine.join().map_err(|_| anyhow::anyhow!("the engine thread panicked"))?;
+    links.close(CLOSE_DEADLINE);
+    outcome
+}
+
+fn open_links(config: &ServeConfig, links: &LinkThread) -> (LinkPeers, Receiver<Event>) {
+    let (sender, inbox) = mpsc::channel();
+    let endpoints = Endpoints::new(&config.run_dir);
+    let spec = |path, peer| LinkSpec { path, side: Side::Bind, peer, ack: AckMode::Auto };
+    let to_inbox = sender.clone();
+    // A scheduler that is gone needs no events.
+    let tokenizer = links.open(spec(endpoints.scheduler(), Role::Tokenizer), move |event| {
+        let _ = to_inbox.send(Event::Tokenizer(event));
+    });
+    let detokenizer = links.open(spec(endpoints.detokenizer(), Role::Detokenizer), move |event| {
+        let _ = sender.send(Event::Detokenizer(event));
+    });
+    (LinkPeers { detokenizer, tokenizer }, inbox)
+}
+
+fn serve(
+    config: &Arc<ServeConfig>,
+    started: Instant,
+    peers: LinkPeers,
+    inbox: &Receiver<Event>,
+    shutdown: &Shutdown,
+    status: &StatusReporter,
+) -> anyhow::Result<()> {
+    let bytes = match &config.model.tokenizer_dir {
+        Some(dir) => Some(Arc::new(TokenBytes::load(dir).context("reading the vocabulary")?)),
+        None => None,
+    };
+    let mut progress = |done, total| status.progress("loading weights", done, total);
+    let engine = engine::build(config, &mut progress).context("building the engine")?;
+    let metrics = SchedulerMetrics::new(config, None).context("registering metrics")?;
+    let mut scheduler = Scheduler::new(config.clone(), engine, peers, bytes, metrics);
+    scheduler.started_at(started);
+    let info = scheduler.info();
+    status.ready(&format!(
+        "{} KV slots, {} requests at once",
+        info.max_total_num_tokens, info.max_running_requests
+    ));
+    scheduler.run(inbox, shutdown, status).context("running a step")
+}

@@ -1,19 +1,22 @@
 //! The only place that knows tensors. `Engine` is the seam to the scheduling half: plain data in, plain data out.
 
 pub mod attention;
+mod build;
 pub mod gguf;
 pub mod hf_config;
 pub mod kv;
 pub mod layers;
 pub mod model;
 pub mod models;
-pub mod shim;
 pub mod rng;
 pub mod sample;
+pub mod scripted;
+pub mod shim;
 pub mod spec;
 pub mod target;
 pub mod weights;
 
+pub use self::build::build;
 use crate::batch::{Batch, EngineSlot, StepOutput};
 
 /// What an engine can hold.
@@ -67,4 +70,26 @@ pub enum EngineError {
     Load { what: String, reason: String },
     #[error("{stage} failed: {reason}")]
     Step { stage: &'static str, reason: String },
+}
+
+impl<E: Engine + ?Sized> Engine for Box<E> {
+    fn limits(&self) -> &EngineLimits {
+        (**self).limits()
+    }
+
+    fn draft_status(&self) -> DraftStatus {
+        (**self).draft_status()
+    }
+
+    fn step(&mut self, batch: &Batch<'_>) -> Result<StepOutput, EngineError> {
+        (**self).step(batch)
+    }
+
+    fn release(&mut self, slot: EngineSlot) {
+        (**self).release(slot);
+    }
+
+    fn flush(&mut self) {
+        (**self).flush();
+    }
 }

@@ -1,0 +1,105 @@
+//! Owns the plain facts of one step, as the scheduler tells them to its metrics.
+
+use proto::SpecCounters;
+
+use crate::accounting::Origin;
+use crate::admission::Retracted;
+use crate::cache::Usage;
+use crate::engine::DraftStatus;
+
+/// What happened in one step.
+#[derive(Debug, Clone, Default)]
+pub struct StepReport {
+    pub prefill: PrefillReport,
+    pub decode: DecodeReport,
+    pub retracted: Retracted,
+    pub load: Load,
+}
+
+/// Prompts that started or went on.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PrefillReport {
+    /// Requests seated in this step.
+    pub new_seqs: usize,
+    /// Tokens run.
+    pub new_tokens: usize,
+    /// Tokens that the seated requests found in the cache.
+    pub cached_tokens: usize,
+    /// The same for requests seated for the first time.
+    pub first_cached_tokens: usize,
+    /// Seconds that those seated for the first time had waited.
+    pub queue_times: Vec<f64>,
+}
+
+/// Rows that decoded.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct DecodeReport {
+    pub rows: usize,
+    /// One per row, and every accepted draft.
+    pub tokens: usize,
+    /// What this step adds to the counters.
+    pub spec: SpecCounters,
+    /// Draft nodes by depth, index 0 for depth 1.
+    pub proposed_at: Vec<u64>,
+    pub accepted_at: Vec<u64>,
+}
+
+/// How things stand after the step.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Load {
+    pub running: usize,
+    pub waiting: usize,
+    /// Σ sequence lengths of decoding requests.
+    pub decode_tokens: usize,
+    /// Tokens that prompts still have to run.
+    pub pending_tokens: usize,
+    pub usage: Usage,
+    /// Since the start.
+    pub evicted_slots: u64,
+    pub draft: DraftStatus,
+    pub growth_ratio: f64,
+}
+
+impl StepReport {
+    /// One row of the step. Health probes take part but are not counted.
+    pub fn row(&mut self, counted: bool, origin: Origin<'_>, extend_len: usize, made: usize) {
+        if !counted {
+            return;
+        }
+        match origin {
+            Origin::Prefill => self.prefill.new_tokens += extend_len,
+            Origin::Plain => {
+                self.decode.rows += 1;
+                self.decode.tokens += made;
+            }
+            Origin::Verify(verify) => {
+                self.decode.rows += 1;
+                self.decode.tokens += 1 + verify.accepted;
+                self.decode.verify(verify);
+            }
+        }
+    }
+
+    /// Drafts of the row reported last that reached the answer.
+    pub fn delivered(&mut self, counted: bool, drafts: usize) {
+        if counted {
+            self.decode.spec.delivered_drafts += drafts as u64;
+        }
+    }
+}
+
+impl DecodeReport {
+    fn verify(&mut self, verify: &crate::batch::VerifyCount) {
+        // Delivered drafts are known only once the stops have looked at the block.
+        self.spec.record(verify.proposed(), verify.accepted, 0);
+        let depth = verify.proposed_at.len().max(verify.accepted);
+        if self.proposed_at.len() < depth {
+            self.proposed_at.resize(depth, 0);
+            self.accepted_at.resize(depth, 0);
+        }
+        for (total, &nodes) in self.proposed_at.iter_mut().zip(&verify.proposed_at) {
+            *total += u64::from(nodes);
+        }
+        self.accepted_at.iter_mut().take(verify.accepted).for_each(|total| *total += 1);
+    }
+}
