@@ -1,2 +1,7 @@
-//! placeholder
-fn main() {}
+//! The detokenizer process.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    proto::child::child_main(proto::Role::Detokenizer, detokenizer_proc::run)
+}

@@ -1,7 +1,14 @@
 //! Owns what every child process does besides its work: reading the configuration, logging, the control link to
 //! the launcher with its heartbeat, dying with the launcher, and turning the outcome into an exit code.
 
+mod args;
+mod guard;
+mod log;
+mod status;
+
+use std::io;
 use std::os::fd::RawFd;
+use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,9 +16,15 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::config::ServeConfig;
-use crate::control::Heartbeat;
+use crate::control::{Command, Status};
+use crate::endpoints::Endpoints;
 use crate::ids::{Incarnation, Role};
-use crate::link::LinkThread;
+use crate::link::{AckMode, LinkEvent, LinkHandle, LinkSpec, LinkThread, Side};
+use args::Args;
+use guard::Launcher;
+
+pub use log::init_logging;
+pub use status::StatusReporter;
 
 /// How far the end has come. Only ever grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,25 +78,6 @@ impl ShutdownSender {
     }
 }
 
-/// Tells the launcher how the child is doing. Cheap to clone; never blocks.
-#[derive(Clone)]
-pub struct StatusReporter {}
-
-impl StatusReporter {
-    /// Reports to nobody, for tests that call a process's `run` directly.
-    pub fn detached() -> Self {
-        todo!()
-    }
-
-    pub fn progress(&self, _stage: &str, _done: u64, _total: u64) {}
-
-    pub fn ready(&self, _detail: &str) {}
-
-    /// The next heartbeats say this. A process whose event loop stands still stops calling it; the reporter
-    /// stops the heartbeat when the last call is older than `stale_after` given to [`ChildOptions`].
-    pub fn alive(&self, _heartbeat: Heartbeat) {}
-}
-
 /// What a child's `run` is given.
 pub struct Child {
     pub config: Arc<ServeConfig>,
@@ -95,11 +89,140 @@ pub struct Child {
     pub listen_fd: Option<RawFd>,
 }
 
-/// A child's `main`: parses `--config FILE [--listen-fd N]`, calls `run`, reports a failure to the launcher with
-/// its chain of causes, and returns the exit code.
-pub fn child_main<E: std::fmt::Display>(_role: Role, _run: impl FnOnce(Child) -> Result<(), E>) -> ExitCode {
-    todo!()
-}
-
 /// How long a child tries to hand over its last messages.
 pub const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How old the last [`StatusReporter::alive`] may be. A scheduler's step can be long, and has the watchdog's time.
+const STALE_AFTER: Duration = Duration::from_secs(10);
+
+impl Child {
+    /// A child without a launcher, for tests that call a process's `run`. The sender ends it.
+    pub fn detached(role: Role, config: ServeConfig) -> io::Result<(Self, ShutdownSender)> {
+        let incarnation = Incarnation::now();
+        let links = LinkThread::start(role, incarnation)?;
+        let (sender, shutdown) = Shutdown::new();
+        let status = StatusReporter::detached();
+        Ok((Self { config: Arc::new(config), incarnation, links, shutdown, status, listen_fd: None }, sender))
+    }
+}
+
+/// A child's `main`: parses `--config FILE [--listen-fd N]`, calls `run`, reports a failure to the launcher with
+/// its chain of causes, and returns the exit code.
+pub fn child_main<E: std::fmt::Display>(role: Role, run: impl FnOnce(Child) -> Result<(), E>) -> ExitCode {
+    let args = match Args::parse(std::env::args_os().skip(1)) {
+        Ok(args) => args,
+        Err(error) => {
+            eprintln!("{}: {error}\nusage: {} --config FILE [--listen-fd N]", role.binary(), role.binary());
+            return ExitCode::from(2);
+        }
+    };
+    let config = match ServeConfig::load(&args.config) {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("{}: {error}", role.binary());
+            return ExitCode::FAILURE;
+        }
+    };
+    init_logging(&config.server.log_level);
+    match Post::take(role, &config) {
+        Ok(post) => post.serve(config, args.listen_fd, run),
+        Err(error) => {
+            tracing::error!(%role, %error, "cannot start");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A child's place under its launcher.
+struct Post {
+    role: Role,
+    incarnation: Incarnation,
+    /// The control link alone: it outlives the links of the child's work, so that their failure can be reported.
+    control: LinkThread,
+    shutdown: Shutdown,
+    status: StatusReporter,
+}
+
+impl Post {
+    fn take(role: Role, config: &ServeConfig) -> io::Result<Self> {
+        let launcher = Launcher::bind_to_parent()?;
+        let incarnation = Incarnation::now();
+        let control = LinkThread::start(role, incarnation)?;
+        let (sender, shutdown) = Shutdown::new();
+        guard::watch_signals(&control, sender.clone())?;
+        let handle = open_control(&control, role, config, launcher.clone(), sender);
+        guard::watch_launcher(&control, launcher);
+        let stale_after = match role {
+            Role::Scheduler => STALE_AFTER.max(watchdog(config)),
+            _ => STALE_AFTER,
+        };
+        let status = StatusReporter::new(handle);
+        status.beat_on(&control, stale_after);
+        Ok(Self { role, incarnation, control, shutdown, status })
+    }
+
+    fn serve<E: std::fmt::Display>(
+        self,
+        config: ServeConfig,
+        listen_fd: Option<RawFd>,
+        run: impl FnOnce(Child) -> Result<(), E>,
+    ) -> ExitCode {
+        let child = Child {
+            config: Arc::new(config),
+            incarnation: self.incarnation,
+            links: self.control.sibling(),
+            shutdown: self.shutdown,
+            status: self.status.clone(),
+            listen_fd,
+        };
+        let panics = log::remember_panics();
+        let failure = match std::panic::catch_unwind(AssertUnwindSafe(|| run(child))) {
+            Ok(Ok(())) => None,
+            // The alternate form is the one with all causes.
+            Ok(Err(error)) => Some(match panics.first() {
+                None => format!("{error:#}"),
+                Some(panic) => format!("{error:#} (after a panic: {panic})"),
+            }),
+            Err(_) => Some(format!("panic: {}", panics.first().unwrap_or_default())),
+        };
+        let code = match failure {
+            None => ExitCode::SUCCESS,
+            Some(reason) => {
+                tracing::error!(role = %self.role, reason, "failed");
+                self.status.failed(reason);
+                ExitCode::FAILURE
+            }
+        };
+        self.control.close(CLOSE_DEADLINE);
+        code
+    }
+}
+
+fn watchdog(config: &ServeConfig) -> Duration {
+    Duration::try_from_secs_f64(config.schedule.watchdog_timeout_s).unwrap_or(Duration::MAX)
+}
+
+fn open_control(
+    links: &LinkThread,
+    role: Role,
+    config: &ServeConfig,
+    launcher: Launcher,
+    shutdown: ShutdownSender,
+) -> LinkHandle<Status> {
+    let spec = LinkSpec {
+        path: Endpoints::new(&config.run_dir).control(role),
+        side: Side::Connect,
+        peer: Role::Launcher,
+        ack: AckMode::Auto,
+    };
+    links.open(spec, move |event| match event {
+        LinkEvent::Up { .. } => launcher.heard(),
+        LinkEvent::Down => launcher.lost(),
+        LinkEvent::Message { message: Command::Drain, .. } => shutdown.advance(Phase::Draining),
+        LinkEvent::Message { message: Command::Stop, .. } => shutdown.advance(Phase::Stopping),
+        LinkEvent::Acked { .. } => {}
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -25,6 +25,7 @@ mod sampling;
 mod to_detokenizer;
 mod to_scheduler;
 mod to_tokenizer;
+pub mod wire;
 mod token_bytes;
 
 pub use acceptance::SpecCounters;

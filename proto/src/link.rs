@@ -4,12 +4,27 @@
 //!
 //! A link is duplex: `Out` travels one way, `In` the other, each numbered and acknowledged on its own.
 
+mod drops;
+mod frame;
+mod inbox;
+mod outbox;
+mod port;
+mod session;
+mod task;
+mod thread;
+
 use std::marker::PhantomData;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use serde::{Serialize, de::DeserializeOwned};
+use serde::Serialize;
 
 use crate::ids::{Incarnation, Role};
+use crate::wire::{self, MAX_MESSAGE_BYTES, WireError};
+use outbox::Outbox;
+
+pub use drops::dropped_frames;
+pub use thread::LinkThread;
 
 /// Who listens. The process that restarts least binds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,44 +59,27 @@ pub enum LinkEvent<In> {
     /// was unacknowledged has been dropped, and the owner of the state sends again what still matters.
     Up { peer: Incarnation, restarted: bool },
     Down,
+    /// `seq` counts the messages of this link from 1, over all incarnations of the peer.
     Message { seq: u64, message: In },
     /// The peer has processed everything this side sent, up to this number.
     Acked { up_to: u64 },
 }
 
-/// The thread that runs all links of a process.
-pub struct LinkThread {}
-
-impl LinkThread {
-    /// `role` and `incarnation` are said in every hello.
-    pub fn start(_role: Role, _incarnation: Incarnation) -> std::io::Result<Self> {
-        todo!()
-    }
-
-    pub fn open<Out, In>(
-        &self,
-        _spec: LinkSpec,
-        _on_event: impl FnMut(LinkEvent<In>) + Send + 'static,
-    ) -> LinkHandle<Out>
-    where
-        Out: Serialize + Send + 'static,
-        In: DeserializeOwned + Send + 'static,
-    {
-        todo!()
-    }
-
-    /// Waits until the peers have acknowledged everything, at most `deadline`; then closes all links.
-    pub fn close(self, _deadline: std::time::Duration) {}
-}
-
 /// Sends on a link from any thread; cheap to clone.
 pub struct LinkHandle<Out> {
-    _out: PhantomData<fn(Out)>,
+    outbox: Arc<Outbox>,
+    out: PhantomData<fn(Out)>,
+}
+
+impl<Out> LinkHandle<Out> {
+    fn new(outbox: Arc<Outbox>) -> Self {
+        Self { outbox, out: PhantomData }
+    }
 }
 
 impl<Out> Clone for LinkHandle<Out> {
     fn clone(&self) -> Self {
-        Self { _out: PhantomData }
+        Self::new(Arc::clone(&self.outbox))
     }
 }
 
@@ -99,20 +97,28 @@ pub enum SendError {
     Full(Backlog),
     #[error("message of {bytes} bytes is over the limit of {limit}")]
     TooLarge { bytes: usize, limit: usize },
+    #[error("message cannot be encoded: {0}")]
+    Unencodable(String),
     #[error("link is closed")]
     Closed,
 }
 
 impl<Out: Serialize> LinkHandle<Out> {
     /// Queues a message and returns its number. Never blocks, and needs no peer to be there.
-    pub fn send(&self, _message: &Out) -> Result<u64, SendError> {
-        todo!()
+    pub fn send(&self, message: &Out) -> Result<u64, SendError> {
+        let frame = wire::encode_behind(&[0; frame::DATA_HEADER], message).map_err(|error| match error {
+            WireError::TooLarge { bytes, .. } => SendError::TooLarge { bytes, limit: MAX_MESSAGE_BYTES },
+            error => SendError::Unencodable(error.to_string()),
+        })?;
+        self.outbox.push(frame)
     }
 
     /// Tells the peer that everything up to `seq` is processed (`AckMode::Manual`).
-    pub fn ack(&self, _seq: u64) {}
+    pub fn ack(&self, seq: u64) {
+        self.outbox.set_processed(seq);
+    }
 
     pub fn backlog(&self) -> Backlog {
-        todo!()
+        self.outbox.backlog()
     }
 }

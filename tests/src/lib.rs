@@ -1,1 +1,20 @@
-//! placeholder
+//! A whole server under test: the real binaries on a free port with a private home, every log kept for the failure
+//! report, and nothing left behind afterwards.
+//!
+//! Layers, bottom up: `logs` (what the processes wrote), `process` (who is alive), `http` and `sse` (talking to it),
+//! `metrics` (reading `/metrics`), `server` (all of it together), `shared` (one server for many tests).
+
+mod http;
+mod logs;
+mod metrics;
+mod process;
+mod server;
+mod shared;
+mod sse;
+
+pub use http::{Reply, Stream};
+pub use metrics::Metrics;
+pub use process::{is_alive, wait_until};
+pub use server::{Ended, Server, ServerOptions, repository, target_dir};
+pub use shared::shared;
+pub use sse::Events;

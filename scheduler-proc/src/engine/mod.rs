@@ -1,11 +1,22 @@
 //! The only place that knows tensors. `Engine` is the seam to the scheduling half: plain data in, plain data out.
 
+pub mod attention;
+mod build;
+pub mod gguf;
+pub mod hf_config;
+pub mod kv;
+pub mod layers;
+pub mod model;
+pub mod models;
+pub mod rng;
+pub mod sample;
 pub mod scripted;
+pub mod shim;
 pub mod spec;
 pub mod target;
+pub mod weights;
 
-use proto::ServeConfig;
-
+pub use self::build::build;
 use crate::batch::{Batch, EngineSlot, StepOutput};
 
 /// What an engine can hold.
@@ -81,15 +92,4 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
     fn flush(&mut self) {
         (**self).flush();
     }
-}
-
-/// Loads what the configuration names. `progress` hears of bytes done and bytes in all.
-pub fn build(
-    config: &ServeConfig,
-    _progress: &mut dyn FnMut(u64, u64),
-) -> Result<Box<dyn Engine>, EngineError> {
-    Err(EngineError::Load {
-        what: config.model.model_path.clone(),
-        reason: "this build has no model engine".to_owned(),
-    })
 }

@@ -1,9 +1,17 @@
 //! Draft → verify → accept → commit, once, for every algorithm. A draft worker only drafts and learns.
 
+mod engine;
+mod input_logprobs;
+pub mod ngram;
 pub mod tree;
+pub mod verify;
+
+#[cfg(test)]
+mod tests;
 
 use proto::TokenId;
 
+pub use self::engine::SpecEngine;
 use self::tree::DraftTree;
 use super::{DraftStatus, EngineError};
 use crate::batch::{DraftLimit, EngineSlot, RowParams};
@@ -24,7 +32,8 @@ pub struct Commit<'a> {
     pub slot: EngineSlot,
     /// Prompt and answer, up to and including the new tokens.
     pub tokens: &'a [TokenId],
-    /// How many of them are new.
+    /// How many of them are new to the draft worker. A prompt's first commit also covers what a prefix cache
+    /// spared the target.
     pub new_len: usize,
 }
 

@@ -1,0 +1,214 @@
+//! Owns the command line: plain data with SGLang's flag names. What a value means is decided in `resolve`.
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Parser, ValueEnum};
+
+/// Serves a language model over SGLang's HTTP API, with speculative decoding.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "launcher", version, args_override_self = true, max_term_width = 110)]
+pub struct Args {
+    #[command(flatten, next_help_heading = "Model")]
+    pub model: ModelArgs,
+    #[command(flatten, next_help_heading = "HTTP server")]
+    pub http: HttpArgs,
+    #[command(flatten, next_help_heading = "Memory and scheduling")]
+    pub schedule: ScheduleArgs,
+    #[command(flatten, next_help_heading = "Speculative decoding")]
+    pub spec: SpecArgs,
+    #[command(flatten, next_help_heading = "Logs and metrics")]
+    pub logs: LogArgs,
+}
+
+#[derive(Debug, Clone, ClapArgs)]
+pub struct ModelArgs {
+    /// Hugging Face folder, GGUF file, or folder with a single GGUF file
+    #[arg(long = "model-path", visible_alias = "model", value_name = "PATH")]
+    pub model_path: PathBuf,
+    /// Folder with tokenizer.json [default: the model's]
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer_path: Option<PathBuf>,
+    /// Take and return token ids only
+    #[arg(long)]
+    pub skip_tokenizer_init: bool,
+    /// Format of the weights; dummy makes random ones in the shape of config.json
+    #[arg(long, value_enum, default_value_t = LoadFormat::Auto, value_name = "FORMAT")]
+    pub load_format: LoadFormat,
+    /// Precision of weights and KV; auto is bfloat16 where the CPU computes in it, else float32
+    #[arg(long, value_enum, default_value_t = DtypeArg::Auto, value_name = "DTYPE")]
+    pub dtype: DtypeArg,
+    /// Where the model runs
+    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu, value_name = "DEVICE")]
+    pub device: DeviceArg,
+    /// Prompt and answer together, in tokens [default: what the model was made for]
+    #[arg(long, value_name = "TOKENS")]
+    pub context_length: Option<u32>,
+    /// Threads of the model's arithmetic [default: the CPUs of this machine]
+    #[arg(long, value_name = "N")]
+    pub num_threads: Option<u32>,
+    /// Seed for requests that bring none, and for dummy weights [default: random]
+    #[arg(long, value_name = "SEED")]
+    pub random_seed: Option<u64>,
+}
+
+#[derive(Debug, Clone, ClapArgs)]
+pub struct HttpArgs {
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
+    pub host: String,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 30000, value_name = "PORT")]
+    pub port: u16,
+    /// Name in /v1/models and in the metrics [default: the model path]
+    #[arg(long, value_name = "NAME")]
+    pub served_model_name: Option<String>,
+    /// Key that clients must send as a bearer token
+    #[arg(long, value_name = "KEY")]
+    pub api_key: Option<String>,
+    /// Tokens per streamed chunk
+    #[arg(long, default_value_t = 1, value_name = "TOKENS")]
+    pub stream_interval: u32,
+    /// Chunks of a streamed /generate carry the new text only, not all of it
+    #[arg(long)]
+    pub incremental_streaming_output: bool,
+    /// Report cached prompt tokens in the usage of the OpenAI routes
+    #[arg(long)]
+    pub enable_cache_report: bool,
+    /// Requests that may wait; more are answered 503 [default: 4 x --max-running-requests, at least 256]
+    #[arg(long, value_name = "N")]
+    pub max_queued_requests: Option<u32>,
+}
+
+#[derive(Debug, Clone, ClapArgs)]
+pub struct ScheduleArgs {
+    /// Requests decoded together [default: from memory and context length]
+    #[arg(long, value_name = "N")]
+    pub max_running_requests: Option<u32>,
+    /// Tokens in the KV pool [default: from memory]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_total_tokens: Option<u64>,
+    /// Share of the free memory that the KV pool takes [default: 0.3 on cpu, 0.85 on cuda]
+    #[arg(long, value_name = "SHARE")]
+    pub mem_fraction_static: Option<f64>,
+    /// Tokens per page of the KV pool
+    #[arg(long, default_value_t = 1, value_name = "TOKENS")]
+    pub page_size: u32,
+    /// Prompt tokens computed per step; -1 computes every prompt whole
+    #[arg(long, default_value_t = 2048, allow_negative_numbers = true, value_name = "TOKENS")]
+    pub chunked_prefill_size: i64,
+    /// Prompt tokens admitted per step
+    #[arg(long, default_value_t = 16384, value_name = "TOKENS")]
+    pub max_prefill_tokens: u32,
+    /// Order of the queue: fcfs, or longest prefix match first
+    #[arg(long, value_enum, default_value_t = PolicyArg::Fcfs, value_name = "POLICY")]
+    pub schedule_policy: PolicyArg,
+    /// Do not share the KV of common prompt prefixes
+    #[arg(long)]
+    pub disable_radix_cache: bool,
+    /// Seconds without progress after which a busy scheduler counts as hung
+    #[arg(long, default_value_t = 300.0, value_name = "SECONDS")]
+    pub watchdog_timeout: f64,
+}
+
+#[derive(Debug, Clone, ClapArgs)]
+pub struct SpecArgs {
+    /// Algorithm: NGRAM; plain decoding without
+    #[arg(long, value_name = "NAME")]
+    pub speculative_algorithm: Option<String>,
+    /// Depth of a draft [default: NGRAM num-draft-tokens / eagle-topk]
+    #[arg(long, value_name = "N")]
+    pub speculative_num_steps: Option<u32>,
+    /// Branches of a draft tree [default: NGRAM max-bfs-breadth]
+    #[arg(long, value_name = "N")]
+    pub speculative_eagle_topk: Option<u32>,
+    /// Tokens verified per step, the last committed one included [default: NGRAM 12]
+    #[arg(long, value_name = "N")]
+    pub speculative_num_draft_tokens: Option<u32>,
+    /// Continuations followed from the end of an n-gram match, at least [default: 1]
+    #[arg(long, value_name = "N")]
+    pub speculative_ngram_min_bfs_breadth: Option<u32>,
+    /// Continuations followed from the start of an n-gram match, at most [default: 10]
+    #[arg(long, value_name = "N")]
+    pub speculative_ngram_max_bfs_breadth: Option<u32>,
+    /// Which continuations come first: the latest (BFS) or the most frequent (PROB) [default: BFS]
+    #[arg(long, value_enum, ignore_case = true, value_name = "TYPE")]
+    pub speculative_ngram_match_type: Option<MatchTypeArg>,
+    /// Longest n-gram remembered [default: 18]
+    #[arg(long, value_name = "TOKENS")]
+    pub speculative_ngram_max_trie_depth: Option<u32>,
+    /// Nodes of the n-gram trie [default: 10000000]
+    #[arg(long, value_name = "NODES")]
+    pub speculative_ngram_capacity: Option<u64>,
+}
+
+#[derive(Debug, Clone, ClapArgs)]
+pub struct LogArgs {
+    /// error, warn, info, debug or trace
+    #[arg(long, default_value = "info", value_name = "LEVEL")]
+    pub log_level: String,
+    /// Serve Prometheus metrics on /metrics
+    #[arg(long)]
+    pub enable_metrics: bool,
+    /// Decode steps between log lines and gauge updates
+    #[arg(long, default_value_t = 40, value_name = "STEPS")]
+    pub decode_log_interval: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LoadFormat {
+    Auto,
+    Safetensors,
+    Gguf,
+    Dummy,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DtypeArg {
+    Auto,
+    #[value(alias = "float")]
+    Float32,
+    Bfloat16,
+    #[value(alias = "half")]
+    Float16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeviceArg {
+    Cpu,
+    Cuda,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PolicyArg {
+    Fcfs,
+    Lpm,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MatchTypeArg {
+    #[value(name = "BFS")]
+    Bfs,
+    #[value(name = "PROB")]
+    Prob,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn both_names_of_the_model_and_repeated_flags_are_understood() {
+        let parse = |line: &str| Args::try_parse_from(line.split(' ')).unwrap();
+        assert_eq!(parse("launcher --model-path a").model.model_path, PathBuf::from("a"));
+        let args = parse("launcher --model a --port 1 --model b --port 2 --chunked-prefill-size -1");
+        assert_eq!((args.model.model_path, args.http.port), (PathBuf::from("b"), 2));
+        assert_eq!(args.schedule.chunked_prefill_size, -1);
+    }
+}

@@ -1,0 +1,115 @@
+//! Owns `/server_info`'s view of the flags: every resolved value under SGLang's name.
+
+use proto::{DeviceKind, Dtype, NgramMatchType, SchedulePolicy, ServeConfig, SpecAlgorithm, Weights};
+use serde_json::{Map, Value, json};
+
+use crate::args::{Args, LoadFormat};
+
+pub(super) fn of(config: &ServeConfig, args: &Args) -> Map<String, Value> {
+    let mut all = Map::new();
+    for part in [model(config), server(config), schedule(config, args), spec(config)] {
+        let Value::Object(part) = part else { continue };
+        all.extend(part);
+    }
+    all.insert("load_format".into(), json!(load_format(args.model.load_format, &config.model.weights)));
+    all
+}
+
+fn model(config: &ServeConfig) -> Value {
+    let model = &config.model;
+    // A tokenizer rebuilt from a GGUF file lives and dies with the run; clients are told of the file.
+    let tokenizer = model.tokenizer_dir.as_ref().map(|dir| {
+        if dir.starts_with(&config.run_dir) { model.model_path.clone() } else { dir.display().to_string() }
+    });
+    json!({
+        "model_path": model.model_path,
+        "tokenizer_path": tokenizer.unwrap_or_else(|| model.model_path.clone()),
+        "skip_tokenizer_init": config.server.skip_tokenizer_init,
+        "dtype": dtype_name(model.dtype),
+        "device": match model.device { DeviceKind::Cpu => "cpu", DeviceKind::Cuda => "cuda" },
+        "context_length": model.context_length,
+        "num_threads": config.schedule.num_threads,
+        "random_seed": config.schedule.random_seed,
+    })
+}
+
+fn server(config: &ServeConfig) -> Value {
+    let server = &config.server;
+    json!({
+        "host": server.host,
+        "port": server.port,
+        "served_model_name": server.served_model_name,
+        "api_key": server.api_key.as_ref().map(|_| "<set>"),
+        "stream_interval": server.stream_interval,
+        "incremental_streaming_output": server.incremental_streaming_output,
+        "enable_cache_report": server.enable_cache_report,
+        "max_queued_requests": server.max_queued_requests,
+        "log_level": server.log_level,
+        "enable_metrics": server.enable_metrics,
+    })
+}
+
+fn schedule(config: &ServeConfig, args: &Args) -> Value {
+    let schedule = &config.schedule;
+    json!({
+        "max_running_requests": schedule.max_running_requests,
+        "max_total_tokens": schedule.max_total_tokens,
+        "mem_fraction_static": schedule.mem_fraction_static,
+        "page_size": schedule.page_size,
+        "chunked_prefill_size": args.schedule.chunked_prefill_size,
+        "max_prefill_tokens": schedule.max_prefill_tokens,
+        "schedule_policy": match schedule.policy { SchedulePolicy::Fcfs => "fcfs", SchedulePolicy::Lpm => "lpm" },
+        "disable_radix_cache": schedule.disable_radix_cache,
+        "watchdog_timeout": schedule.watchdog_timeout_s,
+        "decode_log_interval": schedule.decode_log_interval,
+        "dp_size": 1,
+        "tp_size": 1,
+    })
+}
+
+fn spec(config: &ServeConfig) -> Value {
+    let Some(spec) = &config.spec else {
+        return json!({
+            "speculative_algorithm": null,
+            "speculative_num_steps": null,
+            "speculative_eagle_topk": null,
+            "speculative_num_draft_tokens": null,
+        });
+    };
+    let SpecAlgorithm::Ngram(ngram) = &spec.algorithm;
+    json!({
+        "speculative_algorithm": spec.algorithm.as_str(),
+        "speculative_num_steps": spec.num_steps,
+        "speculative_eagle_topk": spec.eagle_topk,
+        "speculative_num_draft_tokens": spec.num_draft_tokens,
+        "speculative_ngram_min_bfs_breadth": ngram.min_bfs_breadth,
+        "speculative_ngram_max_bfs_breadth": ngram.max_bfs_breadth,
+        "speculative_ngram_match_type":
+            match ngram.match_type { NgramMatchType::Bfs => "BFS", NgramMatchType::Prob => "PROB" },
+        "speculative_ngram_max_trie_depth": ngram.max_trie_depth,
+        "speculative_ngram_capacity": ngram.capacity,
+    })
+}
+
+pub(super) const fn dtype_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::Float32 => "float32",
+        Dtype::Bfloat16 => "bfloat16",
+        Dtype::Float16 => "float16",
+    }
+}
+
+pub(super) const fn dtype_bytes(dtype: Dtype) -> u64 {
+    match dtype {
+        Dtype::Float32 => 4,
+        Dtype::Bfloat16 | Dtype::Float16 => 2,
+    }
+}
+
+const fn load_format(wanted: LoadFormat, weights: &Weights) -> &'static str {
+    match (wanted, weights) {
+        (LoadFormat::Dummy, _) | (_, Weights::Dummy { .. }) => "dummy",
+        (_, Weights::Gguf(_)) => "gguf",
+        (_, Weights::Safetensors(_)) => "safetensors",
+    }
+}

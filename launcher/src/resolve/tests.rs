@@ -1,0 +1,191 @@
+//! Owns the tests of resolving: command lines in, configurations or refusals out.
+
+use candle_core::quantized::gguf_file::{self, Value as Gguf};
+use clap::Parser;
+use proto::SpecAlgorithm;
+use serde_json::json;
+
+use super::*;
+
+fn machine() -> Machine {
+    Machine { cpus: 4, computes_bfloat16: false, available_memory: 8 << 30 }
+}
+
+/// A folder that looks like a small Llama.
+fn folder() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, value: serde_json::Value| {
+        std::fs::write(dir.path().join(name), value.to_string()).unwrap();
+    };
+    write(
+        "config.json",
+        json!({
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 64,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "max_position_embeddings": 2048, "eos_token_id": 2, "bos_token_id": 1,
+        }),
+    );
+    write("generation_config.json", json!({"eos_token_id": [2, 7], "temperature": 0.6, "do_sample": true}));
+    write("tokenizer_config.json", json!({"eos_token": {"content": "<end>"}}));
+    write("tokenizer.json", json!({"added_tokens": [{"id": 9, "content": "<end>"}], "model": {"vocab": {}}}));
+    std::fs::write(dir.path().join("model.safetensors"), "").unwrap();
+    dir
+}
+
+fn resolve_in(dir: &Path, flags: &str) -> Result<Resolved> {
+    let mut argv = vec!["launcher", "--model-path", dir.to_str().unwrap()];
+    argv.extend(flags.split_whitespace());
+    resolve(&Args::try_parse_from(argv)?, Path::new("/tmp/run"), 4321, &machine())
+}
+
+fn config(flags: &str) -> ServeConfig {
+    resolve_in(folder().path(), flags).unwrap().config
+}
+
+fn refusal(flags: &str) -> String {
+    format!("{:#}", resolve_in(folder().path(), flags).unwrap_err())
+}
+
+/// For tests of other modules.
+pub(crate) fn dummy_config() -> ServeConfig {
+    config("--load-format dummy")
+}
+
+#[test]
+fn end_tokens_are_the_union_of_three_files() {
+    let model = config("").model;
+    assert_eq!(model.eos_token_ids, [2, 7, 9]);
+    assert_eq!(model.bos_token_id, Some(1));
+    assert_eq!(serde_json::Value::Object(model.generation_defaults), json!({"temperature": 0.6}));
+}
+
+#[test]
+fn defaults_follow_model_and_machine() {
+    let Resolved { config, notes } = resolve_in(folder().path(), "").unwrap();
+    assert_eq!(config.model.context_length, 2048);
+    assert_eq!(config.model.dtype, Dtype::Float32);
+    assert_eq!(config.server.port, 4321);
+    assert_eq!(config.schedule.num_threads, 4);
+    assert_eq!(config.schedule.max_running_requests, 128);
+    assert_eq!(config.spec, None);
+    assert!(notes.iter().any(|note| note.contains("at most 128 requests")), "{notes:?}");
+}
+
+#[test]
+fn a_small_pool_bounds_the_running_requests() {
+    assert_eq!(config("--max-total-tokens 4096").schedule.max_running_requests, 4);
+    assert_eq!(config("--max-total-tokens 10").schedule.max_running_requests, 1);
+    assert_eq!(config("--max-total-tokens 4096 --max-running-requests 9").schedule.max_running_requests, 9);
+}
+
+#[test]
+fn bfloat16_is_chosen_where_it_is_computed() {
+    let able = Machine { computes_bfloat16: true, ..machine() };
+    assert_eq!(dtype(DtypeArg::Auto, DeviceKind::Cpu, &able), Dtype::Bfloat16);
+    assert_eq!(dtype(DtypeArg::Auto, DeviceKind::Cuda, &machine()), Dtype::Bfloat16);
+    assert_eq!(dtype(DtypeArg::Float32, DeviceKind::Cpu, &able), Dtype::Float32);
+}
+
+#[test]
+fn ngram_has_sglangs_defaults() {
+    let spec = config("--speculative-algorithm ngram").spec.unwrap();
+    let SpecAlgorithm::Ngram(ngram) = &spec.algorithm;
+    assert_eq!((spec.num_steps, spec.eagle_topk, spec.num_draft_tokens), (1, 10, 12));
+    assert_eq!((ngram.min_bfs_breadth, ngram.max_bfs_breadth, ngram.max_trie_depth), (1, 10, 18));
+    assert_eq!(ngram.capacity, 10_000_000);
+}
+
+#[test]
+fn impossible_combinations_are_refused_with_the_relation() {
+    for (flags, expected) in [
+        ("--context-length 4096", "--context-length 4096 must be at most 2048"),
+        (
+            "--page-size 16 --chunked-prefill-size 100",
+            "--chunked-prefill-size 100 must be a multiple of --page-size 16",
+        ),
+        ("--page-size 64 --max-total-tokens 32", "--max-total-tokens 32 must be at least --page-size 64"),
+        ("--page-size 0", "--page-size must be at least 1"),
+        ("--mem-fraction-static 1.5", "--mem-fraction-static 1.5 must be between 0 and 1"),
+        ("--num-threads 0", "--num-threads must be at least 1"),
+        ("--stream-interval 0", "--stream-interval must be at least 1"),
+        ("--log-level loud", "--log-level loud is none of error"),
+        ("--speculative-num-draft-tokens 4", "--speculative-num-draft-tokens needs --speculative-algorithm"),
+        ("--speculative-algorithm EAGLE3", "EAGLE3 comes with a later release"),
+        ("--speculative-algorithm magic", "MAGIC is unknown"),
+        ("--speculative-algorithm NGRAM --speculative-num-draft-tokens 1", "must be 2 to"),
+        (
+            "--speculative-algorithm NGRAM --speculative-num-draft-tokens 4 --speculative-num-steps 4",
+            "--speculative-num-steps 4 must be less than --speculative-num-draft-tokens 4",
+        ),
+        (
+            "--speculative-algorithm NGRAM --speculative-ngram-min-bfs-breadth 11",
+            "--speculative-ngram-min-bfs-breadth 11 must be at most --speculative-ngram-max-bfs-breadth 10",
+        ),
+        ("--load-format gguf", "nor a single .gguf"),
+    ] {
+        let said = refusal(flags);
+        assert!(said.contains(expected), "{flags}: {said}");
+    }
+}
+
+#[test]
+fn a_folder_without_tokenizer_is_refused_with_the_way_out() {
+    let dir = folder();
+    std::fs::remove_file(dir.path().join("tokenizer.json")).unwrap();
+    let said = format!("{:#}", resolve_in(dir.path(), "").unwrap_err());
+    assert!(said.contains("--tokenizer-path") && said.contains("--skip-tokenizer-init"), "{said}");
+    assert_eq!(resolve_in(dir.path(), "--skip-tokenizer-init").unwrap().config.model.tokenizer_dir, None);
+}
+
+#[test]
+fn server_args_hold_every_resolved_flag_by_sglangs_name() {
+    use clap::CommandFactory;
+    let args = config("--speculative-algorithm NGRAM --api-key secret").server_args;
+    for argument in Args::command().get_arguments() {
+        let Some(long) = argument.get_long() else { continue };
+        let name = long.replace('-', "_");
+        assert!(args.contains_key(&name) || ["help", "version"].contains(&long), "{name} is missing");
+    }
+    assert_eq!(args["speculative_num_draft_tokens"], 12);
+    assert!(!serde_json::to_string(&args).unwrap().contains("secret"));
+}
+
+#[test]
+fn the_config_file_survives_the_trip_to_the_children() {
+    let run = tempfile::tempdir().unwrap();
+    let config = ServeConfig { run_dir: run.path().to_owned(), ..config("--speculative-algorithm NGRAM") };
+    config.store().unwrap();
+    assert_eq!(ServeConfig::load(&config.path()).unwrap(), config);
+}
+
+#[test]
+fn a_gguf_file_tells_the_same_facts_alone_or_as_the_only_one_of_a_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("model.gguf");
+    let tokens = Gguf::Array(["a", "b", "c"].map(|token| Gguf::String(token.into())).to_vec());
+    let metadata = [
+        ("general.architecture", Gguf::String("qwen2".into())),
+        ("qwen2.context_length", Gguf::U32(1024)),
+        ("qwen2.block_count", Gguf::U32(2)),
+        ("qwen2.embedding_length", Gguf::U32(64)),
+        ("qwen2.attention.head_count", Gguf::U32(4)),
+        ("qwen2.attention.head_count_kv", Gguf::U32(1)),
+        ("tokenizer.ggml.tokens", tokens),
+        ("tokenizer.ggml.eos_token_id", Gguf::U32(2)),
+        ("tokenizer.ggml.eot_token_id", Gguf::U32(1)),
+    ];
+    let metadata: Vec<_> = metadata.iter().map(|(key, value)| (*key, value)).collect();
+    gguf_file::write(&mut std::fs::File::create(&file).unwrap(), &metadata, &[]).unwrap();
+
+    let alone = resolve_in(&file, "--skip-tokenizer-init").unwrap().config.model;
+    let inside = resolve_in(dir.path(), "--skip-tokenizer-init").unwrap().config.model;
+    assert_eq!(alone.weights, Weights::Gguf(file));
+    assert_eq!(ModelConfig { model_path: alone.model_path.clone(), ..inside }, alone);
+    assert_eq!(alone.architectures, ["Qwen2ForCausalLM"]);
+    assert_eq!((alone.vocab_size, alone.context_length), (3, 1024));
+    assert_eq!(alone.eos_token_ids, [1, 2]);
+
+    std::fs::copy(dir.path().join("model.gguf"), dir.path().join("second.gguf")).unwrap();
+    let said = format!("{:#}", resolve_in(dir.path(), "--skip-tokenizer-init").unwrap_err());
+    assert!(said.contains("name the file itself"), "{said}");
+}

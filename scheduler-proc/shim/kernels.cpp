@@ -1,0 +1,488 @@
+// The CPU kernels. build.rs compiles this file once per instruction set, with DH_KERNELS naming the table.
+// All code has internal linkage and no library header is included but the two below (see kernels.h).
+#include <cstring>
+
+#include "kernels.h"
+
+namespace dh {
+namespace {
+
+typedef float F16 __attribute__((vector_size(64)));
+typedef int32_t I16 __attribute__((vector_size(64)));
+typedef uint32_t U16 __attribute__((vector_size(64)));
+typedef uint16_t H16 __attribute__((vector_size(32)));
+typedef uint16_t bf16;
+
+constexpr int64_t kWidth = 16;
+constexpr float kNegInf = -__builtin_inff();
+
+#define DH_INLINE static inline __attribute__((always_inline))
+
+DH_INLINE F16 splat(float x) { return F16{} + x; }
+
+DH_INLINE F16 load(const float* p) {
+  F16 x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+
+DH_INLINE F16 load(const bf16* p) {
+  H16 h;
+  memcpy(&h, p, sizeof h);
+  return (F16)(__builtin_convertvector(h, U16) << 16);
+}
+
+DH_INLINE void store(float* p, F16 x) { memcpy(p, &x, sizeof x); }
+
+DH_INLINE void store(bf16* p, F16 x) {
+  U16 bits = (U16)x;
+  U16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  U16 quiet = (bits >> 16) | 0x40;  // rounding may turn a NaN into infinity
+  I16 is_nan = x != x;
+  H16 h = __builtin_convertvector(((U16)is_nan & quiet) | (~(U16)is_nan & rounded), H16);
+  memcpy(p, &h, sizeof h);
+}
+
+// The first `n` (< 16) elements, then zeros.
+template <class T>
+DH_INLINE F16 load_part(const T* p, int64_t n) {
+  T buffer[kWidth] = {};
+  memcpy(buffer, p, n * sizeof(T));
+  return load(buffer);
+}
+
+template <class T>
+DH_INLINE void store_part(T* p, F16 x, int64_t n) {
+  T buffer[kWidth];
+  store(buffer, x);
+  memcpy(p, buffer, n * sizeof(T));
+}
+
+template <class T>
+DH_INLINE F16 load_at(const T* row, int64_t at, int64_t width) {
+  return width - at >= kWidth ? load(row + at) : load_part(row + at, width - at);
+}
+
+template <class T>
+DH_INLINE void store_at(T* row, int64_t at, int64_t width, F16 x) {
+  if (width - at >= kWidth) {
+    store(row + at, x);
+  } else {
+    store_part(row + at, x, width - at);
+  }
+}
+
+DH_INLINE F16 select(I16 mask, F16 a, F16 b) { return (F16)((mask & (I16)a) | (~mask & (I16)b)); }
+
+DH_INLINE float sum(F16 x) {
+  float s[kWidth];
+  store(s, x);
+  for (int64_t half = 8; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) s[i] += s[i + half];
+  }
+  return s[0];
+}
+
+DH_INLINE float max(F16 x) {
+  float s[kWidth];
+  store(s, x);
+  for (int64_t half = 8; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) s[i] = s[i] > s[i + half] ? s[i] : s[i + half];
+  }
+  return s[0];
+}
+
+// e^x for x <= 88, to about 1 ulp; 0 below -87.
+F16 __attribute__((noinline)) exp16(F16 x) {
+  I16 tiny = x < splat(-87.0f);
+  F16 y = select(tiny, splat(-87.0f), x);
+  F16 biased = y * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23: rounds to an integer
+  F16 n = biased - 12582912.0f;
+  F16 r = y - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  F16 p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  F16 r2 = r * r;
+  p = p * r2 + r;
+  p = p + 1.0f;
+  I16 exponent = (__builtin_convertvector(n, I16) + 127) << 23;
+  return select(tiny, splat(0.0f), p * (F16)exponent);
+}
+
+// Lane j of the result is the sum of part[j].
+DH_INLINE F16 sums16(const F16* part) {
+  F16 a[8], b[4], c[2];
+  for (int i = 0; i < 8; ++i) {
+    F16 x = part[2 * i], y = part[2 * i + 1];
+    a[i] = __builtin_shufflevector(x, y, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+           __builtin_shufflevector(x, y, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  }
+  for (int i = 0; i < 4; ++i) {
+    F16 x = a[2 * i], y = a[2 * i + 1];
+    b[i] = __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+           __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+  }
+  for (int i = 0; i < 2; ++i) {
+    F16 x = b[2 * i], y = b[2 * i + 1];
+    c[i] = __builtin_shufflevector(x, y, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
+           __builtin_shufflevector(x, y, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
+  }
+  return __builtin_shufflevector(c[0], c[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+         __builtin_shufflevector(c[0], c[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+
+// A lane is one query head of one row. Its queries, sums and weights lie in scratch, `stride` floats apart.
+struct Lanes {
+  float* q;    // [lanes, stride], scaled
+  float* acc;  // [lanes, stride]
+  float* p;    // [lanes, kBlock]
+  float* max;
+  float* sum;
+  int64_t stride;
+};
+
+template <class T>
+struct Block {
+  const T* keys[kBlock];
+  const T* values[kBlock];
+  int64_t count;  // valid keys; the first lies at `position`
+  int64_t position;
+};
+
+// p[lane][j] = q[lane] . key[j], for LANES lanes at once. VECS is the head's width in vectors, 0 if unusual.
+template <class T, int VECS, int LANES>
+DH_INLINE void scores(const Lanes& lanes, int64_t at, const Block<T>& block, int64_t head_dim) {
+  F16 part[LANES][kBlock];
+  const float* q = lanes.q + at * lanes.stride;
+  for (int64_t j = 0; j < block.count; ++j) {
+    const T* key = block.keys[j];
+    F16 dot[LANES] = {};
+    if (VECS > 0) {
+#pragma GCC unroll 8
+      for (int64_t d = 0; d < VECS; ++d) {
+        F16 k = load(key + d * kWidth);
+#pragma GCC unroll 4
+        for (int64_t l = 0; l < LANES; ++l) dot[l] = dot[l] + load(q + l * lanes.stride + d * kWidth) * k;
+      }
+    } else {
+      for (int64_t d = 0; d < head_dim; d += kWidth) {
+        F16 k = load_at(key, d, head_dim);
+        for (int64_t l = 0; l < LANES; ++l) dot[l] = dot[l] + load(q + l * lanes.stride + d) * k;
+      }
+    }
+#pragma GCC unroll 4
+    for (int64_t l = 0; l < LANES; ++l) part[l][j] = dot[l];
+  }
+  for (int64_t l = 0; l < LANES; ++l) {
+    for (int64_t j = block.count; j < kBlock; ++j) part[l][j] = splat(kNegInf);
+    float* p = lanes.p + (at + l) * kBlock;
+    store(p, sums16(part[l]));
+    store(p + kWidth, sums16(part[l] + kWidth));
+  }
+}
+
+// acc[lane] += p[lane][j] * value[j], in the order of the keys.
+template <class T, int VECS, int LANES>
+DH_INLINE void accumulate(const Lanes& lanes, int64_t at, const Block<T>& block, int64_t head_dim) {
+  float* acc = lanes.acc + at * lanes.stride;
+  const float* p = lanes.p + at * kBlock;
+  // Unusual widths go through the same arithmetic, one vector of the head at a time.
+  constexpr int STEP = VECS > 0 && VECS <= 4 ? VECS : (VECS == 8 ? 4 : 1);
+  for (int64_t from = 0; from < head_dim; from += STEP * kWidth) {
+    F16 sums[LANES][STEP];
+#pragma GCC unroll 4
+    for (int64_t l = 0; l < LANES; ++l) {
+#pragma GCC unroll 4
+      for (int64_t d = 0; d < STEP; ++d) sums[l][d] = load(acc + l * lanes.stride + from + d * kWidth);
+    }
+    for (int64_t j = 0; j < block.count; ++j) {
+      F16 v[STEP];
+#pragma GCC unroll 4
+      for (int64_t d = 0; d < STEP; ++d) {
+        v[d] = VECS > 0 ? load(block.values[j] + from + d * kWidth) : load_at(block.values[j], from, head_dim);
+      }
+#pragma GCC unroll 4
+      for (int64_t l = 0; l < LANES; ++l) {
+        F16 weight = splat(p[l * kBlock + j]);
+#pragma GCC unroll 4
+        for (int64_t d = 0; d < STEP; ++d) sums[l][d] = sums[l][d] + weight * v[d];
+      }
+    }
+#pragma GCC unroll 4
+    for (int64_t l = 0; l < LANES; ++l) {
+#pragma GCC unroll 4
+      for (int64_t d = 0; d < STEP; ++d) store(acc + l * lanes.stride + from + d * kWidth, sums[l][d]);
+    }
+  }
+}
+
+// Online softmax: turns scores into weights and rescales what was summed so far. Keys before `start` are unseen.
+__attribute__((noinline)) void soften(const Lanes& lanes, int64_t lane, int64_t position, int64_t start) {
+  float* p = lanes.p + lane * kBlock;
+  for (int64_t j = 0; j < start - position && j < kBlock; ++j) p[j] = kNegInf;
+  F16 low = load(p), high = load(p + kWidth);
+  float block_max = max(select(low > high, low, high));
+  float old_max = lanes.max[lane];
+  float new_max = block_max > old_max ? block_max : old_max;
+  if (new_max == kNegInf) {
+    store(p, splat(0.0f));
+    store(p + kWidth, splat(0.0f));
+    return;
+  }
+  low = exp16(low - new_max);
+  high = exp16(high - new_max);
+  store(p, low);
+  store(p + kWidth, high);
+  float weight = sum(low + high);
+  if (new_max != old_max) {
+    F16 shrink = exp16(splat(old_max - new_max));
+    float* acc = lanes.acc + lane * lanes.stride;
+    for (int64_t d = 0; d < lanes.stride; d += kWidth) store(acc + d, load(acc + d) * shrink);
+    lanes.sum[lane] *= shrink[0];
+    lanes.max[lane] = new_max;
+  }
+  lanes.sum[lane] += weight;
+}
+
+template <class T, int VECS, int LANES>
+void visit_lanes(const Lanes& lanes, int64_t at, const Block<T>& block, const int64_t* starts, int64_t head_dim) {
+  scores<T, VECS, LANES>(lanes, at, block, head_dim);
+  for (int64_t l = 0; l < LANES; ++l) soften(lanes, at + l, block.position, starts[at + l]);
+  accumulate<T, VECS, LANES>(lanes, at, block, head_dim);
+}
+
+// Folds one block of keys and values into the lanes `from .. to`. How lanes are grouped changes no result.
+template <class T, int VECS>
+void visit(const Lanes& lanes, int64_t from, int64_t to, const Block<T>& block, const int64_t* starts,
+           int64_t head_dim) {
+  int64_t at = from;
+  for (; to - at >= 4; at += 4) visit_lanes<T, VECS, 4>(lanes, at, block, starts, head_dim);
+  switch (to - at) {
+    case 3: return visit_lanes<T, VECS, 3>(lanes, at, block, starts, head_dim);
+    case 2: return visit_lanes<T, VECS, 2>(lanes, at, block, starts, head_dim);
+    case 1: return visit_lanes<T, VECS, 1>(lanes, at, block, starts, head_dim);
+  }
+}
+
+template <class T>
+void gather(Block<T>& block, const AttendArgs& a, int64_t kv_head, const uint32_t* slots, int64_t count) {
+  const T* k = static_cast<const T*>(a.k) + kv_head * a.pool_slots * a.head_dim;
+  const T* v = static_cast<const T*>(a.v) + kv_head * a.pool_slots * a.head_dim;
+  block.count = count;
+  for (int64_t j = 0; j < count; ++j) {
+    block.keys[j] = k + slots[j] * a.head_dim;
+    block.values[j] = v + slots[j] * a.head_dim;
+  }
+}
+
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+size_t attend_scratch(const AttendArgs& a, uint32_t tile_rows) {
+  int64_t lanes = tile_rows * (a.q_heads / a.kv_heads);
+  return lanes * (2 * round_up(a.head_dim, kWidth) + kBlock + 2 + sizeof(int64_t) / sizeof(float));
+}
+
+template <class T>
+void load_queries(const Lanes& lanes, const AttendArgs& a, const Tile& tile, int64_t kv_head) {
+  int64_t group = a.q_heads / a.kv_heads;
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    for (int64_t g = 0; g < group; ++g) {
+      int64_t lane = r * group + g;
+      const T* q =
+          static_cast<const T*>(a.q) + ((tile.first_row + r) * a.q_heads + kv_head * group + g) * a.head_dim;
+      for (int64_t d = 0; d < a.head_dim; d += kWidth) {
+        store(lanes.q + lane * lanes.stride + d, load_at(q, d, a.head_dim) * a.scale);
+        store(lanes.acc + lane * lanes.stride + d, splat(0.0f));
+      }
+      lanes.max[lane] = kNegInf;
+      lanes.sum[lane] = 0.0f;
+    }
+  }
+}
+
+template <class T>
+void store_results(const Lanes& lanes, const AttendArgs& a, const Tile& tile, int64_t kv_head) {
+  int64_t group = a.q_heads / a.kv_heads;
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    for (int64_t g = 0; g < group; ++g) {
+      int64_t lane = r * group + g;
+      T* out = static_cast<T*>(a.out) + ((tile.first_row + r) * a.q_heads + kv_head * group + g) * a.head_dim;
+      F16 total = splat(lanes.sum[lane]);
+      for (int64_t d = 0; d < a.head_dim; d += kWidth) {
+        store_at(out, d, a.head_dim, load(lanes.acc + lane * lanes.stride + d) / total);
+      }
+    }
+  }
+}
+
+template <class T, int VECS>
+void attend_tile(const AttendArgs& a, const Tile& tile, int64_t kv_head, float* scratch) {
+  int64_t group = a.q_heads / a.kv_heads, count = tile.rows * group;
+  Lanes lanes;
+  lanes.stride = round_up(a.head_dim, kWidth);
+  lanes.q = scratch;
+  lanes.acc = lanes.q + count * lanes.stride;
+  lanes.p = lanes.acc + count * lanes.stride;
+  int64_t* starts = reinterpret_cast<int64_t*>(lanes.p + count * kBlock);
+  lanes.max = reinterpret_cast<float*>(starts + count);
+  lanes.sum = lanes.max + count;
+  load_queries<T>(lanes, a, tile, kv_head);
+
+  const Rest* rests = a.rests + tile.first_row;
+  int64_t shared_len = tile.shared_blocks * kBlock, first_start = INT64_MAX;
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    int64_t length = shared_len + rests[r].len;
+    int64_t start = a.window > 0 && length > a.window ? length - a.window : 0;
+    for (int64_t g = 0; g < group; ++g) starts[r * group + g] = start;
+    first_start = start < first_start ? start : first_start;
+  }
+  Block<T> block;
+  for (int64_t b = first_start / kBlock; b < tile.shared_blocks; ++b) {
+    block.position = b * kBlock;
+    gather(block, a, kv_head, a.slots + tile.shared_at + block.position, kBlock);
+    visit<T, VECS>(lanes, 0, count, block, starts, a.head_dim);
+  }
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    for (int64_t at = 0; at < rests[r].len; at += kBlock) {
+      int64_t left = rests[r].len - at;
+      block.position = shared_len + at;
+      gather(block, a, kv_head, a.slots + rests[r].at + at, left < kBlock ? left : kBlock);
+      visit<T, VECS>(lanes, r * group, (r + 1) * group, block, starts, a.head_dim);
+    }
+  }
+  store_results<T>(lanes, a, tile, kv_head);
+}
+
+template <class T>
+void attend_width(const AttendArgs& a, const Tile& tile, int64_t kv_head, float* scratch) {
+  switch (a.head_dim) {
+    case 64: return attend_tile<T, 4>(a, tile, kv_head, scratch);
+    case 128: return attend_tile<T, 8>(a, tile, kv_head, scratch);
+    default: return attend_tile<T, 0>(a, tile, kv_head, scratch);
+  }
+}
+
+void attend(Element element, const AttendArgs& a, const Tile& tile, int64_t kv_head, float* scratch) {
+  if (element == Element::F32) {
+    attend_width<float>(a, tile, kv_head, scratch);
+  } else {
+    attend_width<bf16>(a, tile, kv_head, scratch);
+  }
+}
+
+template <class T>
+float inverse_rms(const T* x, int64_t width, float eps) {
+  F16 squares = {};
+  for (int64_t d = 0; d < width; d += kWidth) {
+    F16 v = load_at(x, d, width);
+    squares = squares + v * v;
+  }
+  return 1.0f / __builtin_sqrtf(sum(squares) / width + eps);
+}
+
+// One head: normalised if it has a norm, then its halves rotated against each other.
+template <class T>
+void rotate_head(const RotateArgs& a, const T* x, const void* norm, uint32_t position, T* out, float* buffer) {
+  int64_t half = a.head_dim / 2;
+  F16 factor = splat(norm ? inverse_rms(x, a.head_dim, a.eps) : 1.0f);
+  for (int64_t d = 0; d < a.head_dim; d += kWidth) {
+    F16 v = load_at(x, d, a.head_dim);
+    if (norm) v = v * factor * load_at(static_cast<const T*>(norm), d, a.head_dim);
+    store_at(buffer, d, a.head_dim, v);
+  }
+  const float* cos = a.cos + position * half;
+  const float* sin = a.sin + position * half;
+  for (int64_t d = 0; d < half; d += kWidth) {
+    F16 lo = load_at(buffer, d, half), hi = load_at(buffer + half, d, half);
+    F16 c = load_at(cos, d, half), s = load_at(sin, d, half);
+    F16 turned = hi * s;
+    store_at(out, d, half, lo * c - turned);
+    turned = lo * s;
+    store_at(out + half, d, half, hi * c + turned);
+  }
+}
+
+template <class T>
+void rotate_row(const RotateArgs& a, int64_t row, float* buffer) {
+  const T* x = static_cast<const T*>(a.qkv) + row * (a.q_heads + 2 * a.kv_heads) * a.head_dim;
+  T* q = static_cast<T*>(a.q) + row * a.q_heads * a.head_dim;
+  for (int64_t h = 0; h < a.q_heads; ++h, x += a.head_dim, q += a.head_dim) {
+    rotate_head(a, x, a.q_norm, a.positions[row], q, buffer);
+  }
+  int64_t at = a.slots[row] * a.head_dim, next_head = a.pool_slots * a.head_dim;
+  T* k = static_cast<T*>(a.k) + at;
+  for (int64_t h = 0; h < a.kv_heads; ++h, x += a.head_dim, k += next_head) {
+    rotate_head(a, x, a.k_norm, a.positions[row], k, buffer);
+  }
+  T* v = static_cast<T*>(a.v) + at;
+  for (int64_t h = 0; h < a.kv_heads; ++h, x += a.head_dim, v += next_head) {
+    memcpy(v, x, a.head_dim * sizeof(T));
+  }
+}
+
+void rotate_store(Element element, const RotateArgs& a, int64_t row, float* buffer) {
+  element == Element::F32 ? rotate_row<float>(a, row, buffer) : rotate_row<bf16>(a, row, buffer);
+}
+
+template <class T>
+void rms_norm_row(T* x, const T* delta, const T* weight, T* out, int64_t width, float eps) {
+  if (delta) {
+    for (int64_t d = 0; d < width; d += kWidth) {
+      store_at(x, d, width, load_at(x, d, width) + load_at(delta, d, width));
+    }
+  }
+  F16 factor = splat(inverse_rms(x, width, eps));
+  for (int64_t d = 0; d < width; d += kWidth) {
+    store_at(out, d, width, load_at(x, d, width) * factor * load_at(weight, d, width));
+  }
+}
+
+void rms_norm(Element element, void* x, const void* delta, const void* weight, void* out, int64_t width,
+              float eps) {
+  if (element == Element::F32) {
+    rms_norm_row<float>(static_cast<float*>(x), static_cast<const float*>(delta),
+                        static_cast<const float*>(weight), static_cast<float*>(out), width, eps);
+  } else {
+    rms_norm_row<bf16>(static_cast<bf16*>(x), static_cast<const bf16*>(delta), static_cast<const bf16*>(weight),
+                       static_cast<bf16*>(out), width, eps);
+  }
+}
+
+template <class T>
+void silu_mul_row(const T* gate, const T* up, T* out, int64_t width) {
+  for (int64_t d = 0; d < width; d += kWidth) {
+    F16 g = load_at(gate, d, width);
+    // e^-g overflows where silu is 0 anyway.
+    F16 away = -g;
+    F16 bounded = select(away > splat(88.0f), splat(88.0f), away);
+    store_at(out, d, width, g / (exp16(bounded) + 1.0f) * load_at(up, d, width));
+  }
+}
+
+void silu_mul(Element element, const void* gate, const void* up, void* out, int64_t width) {
+  if (element == Element::F32) {
+    silu_mul_row(static_cast<const float*>(gate), static_cast<const float*>(up), static_cast<float*>(out), width);
+  } else {
+    silu_mul_row(static_cast<const bf16*>(gate), static_cast<const bf16*>(up), static_cast<bf16*>(out), width);
+  }
+}
+
+void widen(const void* from, float* out, int64_t count) {
+  const bf16* x = static_cast<const bf16*>(from);
+  for (int64_t d = 0; d < count; d += kWidth) store_at(out, d, count, load_at(x, d, count));
+}
+
+#define DH_TEXT_(x) #x
+#define DH_TEXT(x) DH_TEXT_(x)
+constexpr Kernels kTable = {DH_TEXT(DH_KERNELS), attend_scratch, attend,   rotate_store,
+                            rms_norm,            silu_mul,       widen};
+
+}  // namespace
+
+const Kernels& DH_KERNELS() { return kTable; }
+
+}  // namespace dh

@@ -1,0 +1,238 @@
+// Owns the checks and the parallel loops around the kernels. All loops run on torch's own threads.
+#include <ATen/Parallel.h>
+
+#include <atomic>
+#include <cstring>
+#include <vector>
+
+#include "kernels.h"
+#include "shim.h"
+
+namespace dh {
+
+const Kernels& kernels() {
+  static const Kernels& best = [&]() -> const Kernels& {
+    if (__builtin_cpu_supports("x86-64-v4")) return kernels_v4();
+    if (__builtin_cpu_supports("x86-64-v3")) return kernels_v3();
+    return kernels_baseline();
+  }();
+  return best;
+}
+
+namespace {
+
+// Below this many elements a second thread costs more than it brings.
+constexpr int64_t kGrain = 16384;
+
+Element element(const at::Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kFloat: return Element::F32;
+    case at::kBFloat16: return Element::BF16;
+    default: TORCH_CHECK(false, "kernels take float32 and bfloat16, not ", t.scalar_type());
+  }
+}
+
+void check(const at::Tensor& t, const at::Tensor& like, const char* name) {
+  TORCH_CHECK(t.is_cpu() && t.is_contiguous(), name, " must be a contiguous CPU tensor");
+  TORCH_CHECK(t.scalar_type() == like.scalar_type(), name, " must be of type ", like.scalar_type());
+}
+
+float* scratch(size_t floats) {
+  // Grows to the largest tile this thread has seen, and stays.
+  thread_local std::vector<double> buffer;
+  if (buffer.size() * 2 < floats) buffer.resize((floats + 1) / 2);
+  return reinterpret_cast<float*>(buffer.data());
+}
+
+// Every item once, taken by whichever thread is free: items differ in size.
+template <class Body>
+void for_each_item(int64_t items, Body body) {
+  int64_t workers = std::min<int64_t>(at::get_num_threads(), items);
+  if (workers <= 1) {
+    for (int64_t i = 0; i < items; ++i) body(i);
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) body(i);
+  });
+}
+
+template <class Body>
+void for_each_row(int64_t rows, int64_t width, Body body) {
+  at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)),
+                   [&](int64_t from, int64_t to) {
+                     for (int64_t row = from; row < to; ++row) body(row);
+                   });
+}
+
+char* at_row(const at::Tensor& t, int64_t row) {
+  return static_cast<char*>(t.data_ptr()) + row * t.stride(0) * t.element_size();
+}
+
+}  // namespace
+}  // namespace dh
+
+using dh::element;
+using dh::guarded;
+
+extern "C" {
+
+const char* dh_kernels_name() { return dh::kernels().name; }
+
+// What the rows of one step see. Lengths are checked on the Rust side, where the plan is made.
+struct dh_plan {
+  const dh::Tile* tiles;
+  int64_t tile_count;
+  const dh::Rest* rests;
+  const uint32_t* slots;
+};
+
+at::Tensor* dh_attend(const at::Tensor* q, const at::Tensor* k, const at::Tensor* v, const dh_plan* plan,
+                      int64_t window, float scale) {
+  at::Tensor* result = nullptr;
+  guarded([&] {
+    dh::check(*q, *q, "q");
+    dh::check(*k, *q, "k");
+    dh::check(*v, *q, "v");
+    at::Tensor out = at::empty_like(*q);
+    dh::AttendArgs args{q->data_ptr(), k->data_ptr(), v->data_ptr(), out.data_ptr(), q->size(1), k->size(0),
+                        q->size(2),    k->size(1),    plan->tiles,   plan->rests,    plan->slots, window,
+                        scale};
+    TORCH_CHECK(args.q_heads % args.kv_heads == 0 && k->size(2) == args.head_dim, "heads of q and k differ");
+    dh::Element type = element(*q);
+    const dh::Kernels& kernels = dh::kernels();
+    dh::for_each_item(plan->tile_count * args.kv_heads, [&](int64_t item) {
+      const dh::Tile& tile = args.tiles[item / args.kv_heads];
+      kernels.attend(type, args, tile, item % args.kv_heads, dh::scratch(kernels.attend_scratch(args, tile.rows)));
+    });
+    result = new at::Tensor(out);
+  });
+  return result;
+}
+
+struct dh_rotation {
+  const at::Tensor* cos;
+  const at::Tensor* sin;
+  const at::Tensor* q_norm;  // null without
+  const at::Tensor* k_norm;
+  float eps;
+};
+
+// qkv: [rows, (q_heads + 2 kv_heads) * head_dim]. Returns the rotated q; k and v go to their slots.
+at::Tensor* dh_rotate_store(const at::Tensor* qkv, const at::Tensor* k, const at::Tensor* v,
+                            const dh_rotation* rotation, const uint32_t* positions, const uint32_t* slots) {
+  at::Tensor* result = nullptr;
+  guarded([&] {
+    dh::check(*qkv, *k, "qkv");
+    dh::check(*v, *k, "v");
+    int64_t rows = qkv->size(0), kv_heads = k->size(0), head_dim = k->size(2);
+    int64_t q_heads = qkv->size(1) / head_dim - 2 * kv_heads;
+    TORCH_CHECK(q_heads > 0 && (q_heads + 2 * kv_heads) * head_dim == qkv->size(1), "qkv has a wrong width");
+    at::Tensor q = at::empty({rows, q_heads, head_dim}, qkv->options());
+    auto weight = [&](const at::Tensor* norm) -> const void* {
+      if (!norm) return nullptr;
+      dh::check(*norm, *k, "norm");
+      return norm->data_ptr();
+    };
+    dh::RotateArgs args{qkv->data_ptr(),
+                        q.data_ptr(),
+                        k->data_ptr(),
+                        v->data_ptr(),
+                        q_heads,
+                        kv_heads,
+                        head_dim,
+                        k->size(1),
+                        rotation->cos->const_data_ptr<float>(),
+                        rotation->sin->const_data_ptr<float>(),
+                        positions,
+                        slots,
+                        weight(rotation->q_norm),
+                        weight(rotation->k_norm),
+                        rotation->eps};
+    dh::for_each_row(rows, qkv->size(1), [&](int64_t row) {
+      dh::kernels().rotate_store(element(q), args, row, dh::scratch(head_dim));
+    });
+    result = new at::Tensor(q);
+  });
+  return result;
+}
+
+// With `delta`, x += delta first, in place.
+at::Tensor* dh_rms_norm(const at::Tensor* x, const at::Tensor* delta, const at::Tensor* weight, float eps) {
+  at::Tensor* result = nullptr;
+  guarded([&] {
+    if (!x->is_cpu()) {
+      if (delta) x->add_(*delta);
+      result = new at::Tensor(at::rms_norm(*x, {x->size(1)}, *weight, eps));
+      return;
+    }
+    dh::check(*x, *x, "x");
+    dh::check(*weight, *x, "weight");
+    if (delta) dh::check(*delta, *x, "delta");
+    at::Tensor out = at::empty_like(*x);
+    int64_t width = x->size(1);
+    dh::for_each_row(x->size(0), width, [&](int64_t row) {
+      dh::kernels().rms_norm(element(*x), dh::at_row(*x, row), delta ? dh::at_row(*delta, row) : nullptr,
+                             weight->data_ptr(), dh::at_row(out, row), width, eps);
+    });
+    result = new at::Tensor(out);
+  });
+  return result;
+}
+
+// gate_up: [rows, 2 * width], gates first.
+at::Tensor* dh_silu_mul(const at::Tensor* gate_up) {
+  at::Tensor* result = nullptr;
+  guarded([&] {
+    int64_t rows = gate_up->size(0), width = gate_up->size(1) / 2;
+    if (!gate_up->is_cpu()) {
+      result = new at::Tensor(at::silu(gate_up->narrow(1, 0, width)) * gate_up->narrow(1, width, width));
+      return;
+    }
+    dh::check(*gate_up, *gate_up, "gate_up");
+    at::Tensor out = at::empty({rows, width}, gate_up->options());
+    dh::for_each_row(rows, width, [&](int64_t row) {
+      const char* gate = dh::at_row(*gate_up, row);
+      dh::kernels().silu_mul(element(out), gate, gate + width * out.element_size(), dh::at_row(out, row), width);
+    });
+    result = new at::Tensor(out);
+  });
+  return result;
+}
+
+// Copies a float32 or bfloat16 tensor to `out`, as float32.
+int dh_to_host(const at::Tensor* from, float* out, int64_t count) {
+  return guarded([&] {
+    TORCH_CHECK(from->numel() == count, "tensor has ", from->numel(), " elements, not ", count);
+    at::Tensor x = from->cpu().contiguous();
+    if (x.scalar_type() == at::kBFloat16) {
+      const char* data = static_cast<const char*>(x.data_ptr());
+      at::parallel_for(0, count, 4 * dh::kGrain, [&](int64_t at, int64_t to) {
+        dh::kernels().widen(data + at * x.element_size(), out + at, to - at);
+      });
+    } else {
+      x = x.to(at::kFloat);
+      memcpy(out, x.const_data_ptr<float>(), count * sizeof(float));
+    }
+  });
+}
+
+// pool: [kv_heads, slots, head_dim]; copies slot moves[2i] to slot moves[2i + 1], in order.
+int dh_move_slots(const at::Tensor* pool, const uint32_t* moves, int64_t count) {
+  return guarded([&] {
+    int64_t heads = pool->size(0), row = pool->size(2) * pool->element_size();
+    for (int64_t i = 0; i < count; ++i) {
+      if (!pool->is_cpu()) {
+        pool->select(1, moves[2 * i + 1]).copy_(pool->select(1, moves[2 * i]));
+        continue;
+      }
+      for (int64_t head = 0; head < heads; ++head) {
+        char* base = static_cast<char*>(pool->data_ptr()) + head * pool->size(1) * row;
+        memmove(base + moves[2 * i + 1] * row, base + moves[2 * i] * row, row);
+      }
+    }
+  });
+}
+
+}  // extern "C"

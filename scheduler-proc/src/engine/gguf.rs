@@ -1,0 +1,234 @@
+//! Owns the reading of a GGUF file: its metadata as a model shape, its tensors under Hugging Face names.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use candle_core::quantized::gguf_file::{Content, Value};
+use tch::{Kind, Tensor};
+
+use super::EngineError;
+use super::hf_config::HfConfig;
+use super::layers::rope::RopeScaling;
+use super::weights::WeightSource;
+
+/// GGUF architecture, Hugging Face architecture, and whether the converter interleaved the halves of rotated heads.
+const ARCHITECTURES: [(&str, &str, bool); 3] = [
+    ("llama", "LlamaForCausalLM", true),
+    ("qwen2", "Qwen2ForCausalLM", false),
+    ("qwen3", "Qwen3ForCausalLM", false),
+];
+
+/// GGUF and Hugging Face names outside and inside of layers.
+const TOP_NAMES: [(&str, &str); 3] = [
+    ("token_embd.weight", "model.embed_tokens.weight"),
+    ("output_norm.weight", "model.norm.weight"),
+    ("output.weight", "lm_head.weight"),
+];
+const LAYER_NAMES: [(&str, &str); 11] = [
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+
+pub struct GgufFile {
+    path: PathBuf,
+    file: BufReader<File>,
+    content: Content,
+    interleaved: bool,
+    config: HfConfig,
+}
+
+impl GgufFile {
+    pub fn open(path: &Path) -> Result<Self, EngineError> {
+        let failed = |reason: String| EngineError::Load { what: path.display().to_string(), reason };
+        let file = File::open(path).map_err(|error| failed(error.to_string()))?;
+        let mut file = BufReader::new(file);
+        let content = Content::read(&mut file).map_err(|error| failed(first_line(&error)))?;
+        let (config, interleaved) = read_config(&content).map_err(failed)?;
+        Ok(Self { path: path.to_owned(), file, content, interleaved, config })
+    }
+
+    pub fn config(&self) -> &HfConfig {
+        &self.config
+    }
+
+    /// Heads of a projection whose rows the converter interleaved.
+    fn interleaved_heads(&self, name: &str) -> Option<usize> {
+        let projection = name.rsplit('.').nth(1)?;
+        match projection {
+            _ if !self.interleaved => None,
+            "q_proj" => Some(self.config.heads),
+            "k_proj" => Some(self.config.kv_heads),
+            _ => None,
+        }
+    }
+}
+
+impl WeightSource for GgufFile {
+    fn describe(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        let info = self.content.tensor_infos.get(&gguf_name(name)?)?;
+        Some(info.shape.dims().to_vec())
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.content.tensor_infos.keys().map(|name| hf_name(name).unwrap_or_else(|| name.clone())).collect()
+    }
+
+    fn bytes(&self, name: &str) -> u64 {
+        let info = gguf_name(name).and_then(|name| self.content.tensor_infos.get(&name));
+        info.map_or(0, |info| {
+            (info.shape.elem_count() / info.ggml_dtype.block_size() * info.ggml_dtype.type_size()) as u64
+        })
+    }
+
+    fn read(&mut self, name: &str) -> Result<Tensor, EngineError> {
+        let failed = |reason: String| EngineError::Load { what: name.to_owned(), reason };
+        let stored = gguf_name(name).ok_or_else(|| failed("has no GGUF name".into()))?;
+        let values = self
+            .content
+            .tensor(&mut self.file, &stored, &candle_core::Device::Cpu)
+            .and_then(|tensor| tensor.dequantize(&candle_core::Device::Cpu))
+            .and_then(|tensor| Ok((tensor.dims().to_vec(), tensor.flatten_all()?.to_vec1::<f32>()?)));
+        let (shape, values) = values.map_err(|error| failed(first_line(&error)))?;
+        let shape: Vec<i64> = shape.into_iter().map(|size| size as i64).collect();
+        let tensor =
+            Tensor::f_from_slice(&values).map_err(|error| failed(error.to_string()))?.reshape(&shape);
+        debug_assert_eq!(tensor.kind(), Kind::Float);
+        Ok(match self.interleaved_heads(name) {
+            None => tensor,
+            Some(heads) => separate_halves(&tensor, heads as i64),
+        })
+    }
+}
+
+/// Undoes the converter's reordering: rows of each head lie as (first, second) pairs of the two halves.
+fn separate_halves(weight: &Tensor, heads: i64) -> Tensor {
+    let shape = weight.size();
+    weight.reshape([heads, shape[0] / heads / 2, 2, -1]).transpose(1, 2).reshape(&shape)
+}
+
+fn gguf_name(name: &str) -> Option<String> {
+    if let Some((gguf, _)) = TOP_NAMES.iter().find(|(_, hf)| *hf == name) {
+        return Some((*gguf).to_owned());
+    }
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let (module, part) = rest.rsplit_once('.')?;
+    let (gguf, _) = LAYER_NAMES.iter().find(|(_, hf)| *hf == module)?;
+    Some(format!("blk.{layer}.{gguf}.{part}"))
+}
+
+fn hf_name(name: &str) -> Option<String> {
+    if let Some((_, hf)) = TOP_NAMES.iter().find(|(gguf, _)| *gguf == name) {
+        return Some((*hf).to_owned());
+    }
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    let (module, part) = rest.rsplit_once('.')?;
+    let (_, hf) = LAYER_NAMES.iter().find(|(gguf, _)| *gguf == module)?;
+    Some(format!("model.layers.{layer}.{hf}.{part}"))
+}
+
+/// The file's metadata, under the prefix of its architecture.
+struct Metadata<'a> {
+    content: &'a Content,
+    prefix: String,
+}
+
+impl Metadata<'_> {
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.content.metadata.get(&format!("{}.{key}", self.prefix))
+    }
+
+    fn size(&self, key: &str) -> Result<Option<usize>, String> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let size = match value {
+            Value::U64(size) => Some(*size),
+            Value::I32(size) => u64::try_from(*size).ok(),
+            Value::U32(size) => Some(u64::from(*size)),
+            _ => None,
+        };
+        let size = size.ok_or_else(|| format!("{}.{key} is no size", self.prefix))?;
+        usize::try_from(size).map(Some).map_err(|error| error.to_string())
+    }
+
+    fn need_size(&self, key: &str) -> Result<usize, String> {
+        self.size(key)?.ok_or_else(|| format!("metadata {}.{key} is missing", self.prefix))
+    }
+
+    fn float(&self, key: &str) -> Option<f32> {
+        self.get(key).and_then(|value| value.to_f32().ok())
+    }
+
+    fn rope_scaling(&self) -> Result<RopeScaling, String> {
+        if self.content.tensor_infos.contains_key("rope_freqs.weight") {
+            return Err("per-frequency rope factors in a GGUF file are not supported; \
+                        use the safetensors weights"
+                .into());
+        }
+        let kind = self.get("rope.scaling.type").and_then(|value| value.to_string().ok());
+        match kind.map(String::as_str) {
+            None | Some("none") => Ok(RopeScaling::Default),
+            Some("linear") => {
+                let factor = self.float("rope.scaling.factor").ok_or("rope.scaling.factor is missing")?;
+                Ok(RopeScaling::Linear { factor: f64::from(factor) })
+            }
+            Some(other) => Err(format!("rope scaling {other:?} is not supported; known are none and linear")),
+        }
+    }
+}
+
+fn read_config(content: &Content) -> Result<(HfConfig, bool), String> {
+    let name = content.metadata.get("general.architecture").and_then(|value| value.to_string().ok());
+    let name = name.ok_or("metadata general.architecture is missing")?;
+    let known = ARCHITECTURES.iter().find(|(gguf, ..)| gguf == name);
+    let &(_, architecture, interleaved) = known.ok_or_else(|| {
+        let known: Vec<&str> = ARCHITECTURES.iter().map(|(gguf, ..)| *gguf).collect();
+        format!("GGUF architecture {name:?} is unknown; known are {}", known.join(", "))
+    })?;
+    let meta = Metadata { content, prefix: name.clone() };
+    let (hidden_size, heads) = (meta.need_size("embedding_length")?, meta.need_size("attention.head_count")?);
+    let layers = meta.need_size("block_count")?;
+    let embedding =
+        content.tensor_infos.get("token_embd.weight").ok_or("tensor token_embd.weight is missing")?;
+    let head_dim = match meta.size("attention.key_length")?.or(meta.size("rope.dimension_count")?) {
+        Some(dim) => dim,
+        None => hidden_size.checked_div(heads).ok_or("attention.head_count is 0")?,
+    };
+    let config = HfConfig {
+        architecture: architecture.to_owned(),
+        hidden_size,
+        intermediate_size: meta.need_size("feed_forward_length")?,
+        layers,
+        heads,
+        kv_heads: meta.size("attention.head_count_kv")?.unwrap_or(heads),
+        head_dim,
+        vocab_size: embedding.shape.dims().first().copied().unwrap_or(0),
+        max_positions: meta.need_size("context_length")?,
+        norm_eps: meta.float("attention.layer_norm_rms_epsilon").unwrap_or(1e-5),
+        rope_theta: f64::from(meta.float("rope.freq_base").unwrap_or(10_000.0)),
+        rope_scaling: meta.rope_scaling()?,
+        sliding_window: meta.size("attention.sliding_window")?,
+        use_sliding_window: false,
+        max_window_layers: layers,
+        attention_bias: content.tensor_infos.contains_key("blk.0.attn_q.bias"),
+        mlp_bias: false,
+        tied: !content.tensor_infos.contains_key("output.weight"),
+    };
+    Ok((config.check()?, interleaved))
+}
+
+fn first_line(error: &candle_core::Error) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
+}

@@ -1,0 +1,22 @@
+//! Owns the token embedding.
+
+use proto::TokenId;
+use tch::Tensor;
+
+/// `[vocab, hidden]`, plain: rows are gathered, never multiplied.
+#[derive(Debug)]
+pub struct Embedding {
+    weight: Tensor,
+}
+
+impl Embedding {
+    pub fn new(weight: Tensor) -> Self {
+        Self { weight: weight.contiguous() }
+    }
+
+    /// `[tokens, hidden]`. Ids must lie inside the vocabulary.
+    pub fn forward<'a>(&self, tokens: impl IntoIterator<Item = &'a TokenId>) -> Tensor {
+        let ids: Vec<i64> = tokens.into_iter().map(|&id| i64::from(id)).collect();
+        self.weight.index_select(0, &Tensor::from_slice(&ids).to_device(self.weight.device()))
+    }
+}

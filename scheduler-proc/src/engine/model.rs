@@ -1,0 +1,286 @@
+//! Owns the target model: decoder, KV pool and attention backend, loaded and stepped in one thread.
+
+use proto::{DeviceKind, Dtype, ScheduleConfig, ServeConfig, TokenId, Weights};
+use tch::{Device, Kind, Tensor};
+
+use super::attention::AttentionBackend;
+use super::attention::cpu::CpuAttention;
+use super::attention::plan::AttentionPlan;
+use super::attention::torch::TorchAttention;
+use super::gguf::GgufFile;
+use super::hf_config::HfConfig;
+use super::kv::KvPool;
+use super::models;
+use super::models::decoder::{Decoder, DecoderInput, DecoderOutput, DecoderSpec};
+use super::shim::{self, InferenceMode};
+use super::target::{ForwardRow, LogitRows, Logits, Target};
+use super::weights::{DummyWeights, Loader, SafetensorFiles, WeightSource};
+use super::{EngineError, EngineLimits};
+use crate::batch::KvSlot;
+
+/// Rows that go through the head at once: logits are wide.
+const HEAD_ROWS: usize = 256;
+
+/// The pool a CPU gets without being told, in bytes: more slows the machine down before it helps.
+const DEFAULT_CPU_POOL: u64 = 4 << 30;
+
+/// A decoder with its pool. Results of a row depend on that row alone (see [`Target`]).
+pub struct TargetModel {
+    decoder: Decoder,
+    kv: KvPool,
+    attention: Box<dyn AttentionBackend>,
+    limits: EngineLimits,
+}
+
+impl TargetModel {
+    /// Loads the model and makes its pool. `progress` hears of bytes done and bytes in all.
+    pub fn load(config: &ServeConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, EngineError> {
+        let (kind, device) = placement(config)?;
+        tch::set_num_threads(config.schedule.num_threads.max(1) as i32);
+        shim::flush_denormals();
+        let attention: Box<dyn AttentionBackend> = match device {
+            Device::Cpu => Box::new(CpuAttention),
+            _ => Box::new(TorchAttention),
+        };
+        Self::load_with(config, (kind, device), attention, progress)
+    }
+
+    fn load_with(
+        config: &ServeConfig,
+        placement: (Kind, Device),
+        attention: Box<dyn AttentionBackend>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, EngineError> {
+        let _inference = InferenceMode::enter();
+        let (kind, device) = placement;
+        let context_len = config.model.context_length as usize;
+        let (spec, source) = open(&config.model.weights)?;
+        let parameters = spec.parameters();
+        let mut loader = Loader::new(source, &parameters, placement, progress)?;
+        let decoder = Decoder::load(&spec, context_len, &mut loader)?;
+        let slot_bytes = spec.kv_shape().slot_bytes(kind);
+        let slots = pool_slots(&config.schedule, context_len, slot_bytes, device)?;
+        let kv = KvPool::new(spec.kv_shape(), slots, kind, device)?;
+        let limits = EngineLimits {
+            kv_slots: slots,
+            context_len,
+            vocab_size: spec.shape.vocab_size,
+            weight_bytes: weight_bytes(&spec, kind),
+            kv_bytes: slot_bytes * slots as u64,
+        };
+        tracing::info!(
+            architecture = spec.shape.architecture,
+            ?kind,
+            ?device,
+            kernels = shim::kernels_name(),
+            kv_slots = slots,
+            "model loaded"
+        );
+        Ok(Self { decoder, kv, attention, limits })
+    }
+
+    pub fn limits(&self) -> &EngineLimits {
+        &self.limits
+    }
+
+    pub fn vocab_size(&self) -> usize {
+        self.limits.vocab_size
+    }
+
+    /// Runs the rows, stores their keys and values, and returns the hidden states of all tokens in order, with
+    /// those of the layers in `capture` (see [`DecoderOutput`]).
+    pub fn forward_hidden(
+        &mut self,
+        rows: &[ForwardRow<'_>],
+        capture: &[usize],
+    ) -> Result<DecoderOutput, EngineError> {
+        let _inference = InferenceMode::enter();
+        let tokens: Vec<TokenId> = rows.iter().flat_map(|row| row.tokens).copied().collect();
+        self.check_tokens(&tokens)?;
+        let input = DecoderInput {
+            tokens,
+            plan: AttentionPlan::new(rows),
+            kv: &self.kv,
+            attention: self.attention.as_ref(),
+        };
+        self.decoder.forward(&input, capture)
+    }
+
+    /// Logits of the wanted rows of hidden states that went through the final norm.
+    fn logits(&self, hidden: &Tensor, wanted: &[usize]) -> Result<Logits, EngineError> {
+        let _inference = InferenceMode::enter();
+        let vocab_size = self.vocab_size();
+        let mut values = Vec::new();
+        for rows in wanted.chunks(HEAD_ROWS) {
+            let index: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
+            let rows = match rows.len() == hidden.size()[0] as usize {
+                true => hidden.shallow_clone(),
+                false => hidden.index_select(0, &Tensor::from_slice(&index).to_device(hidden.device())),
+            };
+            let part = shim::to_host(&self.decoder.logits(&rows)?)?;
+            if values.is_empty() {
+                values = part;
+            } else {
+                values.extend_from_slice(&part);
+            }
+        }
+        Ok(Logits { vocab_size, values })
+    }
+
+    fn check_tokens(&self, tokens: &[TokenId]) -> Result<(), EngineError> {
+        match tokens.iter().find(|&&token| token as usize >= self.vocab_size()) {
+            None => Ok(()),
+            Some(token) => Err(EngineError::Step {
+                stage: "forward",
+                reason: format!("token {token} is not in a vocabulary of {}", self.vocab_size()),
+            }),
+        }
+    }
+}
+
+impl Target for TargetModel {
+    fn forward(&mut self, rows: &[ForwardRow<'_>]) -> Result<Logits, EngineError> {
+        let wanted = wanted_rows(rows);
+        if rows.iter().all(|row| row.tokens.is_empty()) {
+            return Ok(Logits { vocab_size: self.vocab_size(), values: Vec::new() });
+        }
+        let output = self.forward_hidden(rows, &[])?;
+        self.logits(&output.hidden, &wanted)
+    }
+
+    fn move_kv(&mut self, moves: &[(KvSlot, KvSlot)]) {
+        self.kv.move_slots(moves).expect("moves lie inside the pool");
+    }
+}
+
+/// Indices of the tokens that need logits, over all rows.
+fn wanted_rows(rows: &[ForwardRow<'_>]) -> Vec<usize> {
+    let mut wanted = Vec::new();
+    let mut end = 0;
+    for row in rows {
+        let first = end;
+        end += row.tokens.len();
+        match row.logits {
+            LogitRows::None => {}
+            LogitRows::Last => wanted.extend(end.checked_sub(1).filter(|&last| last >= first)),
+            LogitRows::From(index) => wanted.extend((first + index).min(end)..end),
+        }
+    }
+    wanted
+}
+
+fn open(weights: &Weights) -> Result<(DecoderSpec, Box<dyn WeightSource>), EngineError> {
+    match weights {
+        Weights::Safetensors(dir) => {
+            let spec = models::describe(&HfConfig::read(dir)?)?;
+            Ok((spec, Box::new(SafetensorFiles::open(dir)?)))
+        }
+        Weights::Gguf(path) => {
+            let file = GgufFile::open(path)?;
+            Ok((models::describe(file.config())?, Box::new(file)))
+        }
+        Weights::Dummy { dir, seed } => {
+            let spec = models::describe(&HfConfig::read(dir)?)?;
+            let dummy = DummyWeights::new(&spec.parameters(), *seed);
+            Ok((spec, Box::new(dummy)))
+        }
+    }
+}
+
+/// Where the model runs and in which type, if this machine can.
+fn placement(config: &ServeConfig) -> Result<(Kind, Device), EngineError> {
+    let failed = |what: &str, reason: &str| EngineError::Load { what: what.into(), reason: reason.into() };
+    let kind = match config.model.dtype {
+        Dtype::Float32 => Kind::Float,
+        Dtype::Bfloat16 => Kind::BFloat16,
+        Dtype::Float16 => Kind::Half,
+    };
+    match (config.model.device, kind) {
+        (DeviceKind::Cuda, _) => {
+            shim::load_cuda().map_err(|reason| failed("the CUDA backend", &reason))?;
+            match tch::Cuda::is_available() {
+                true => Ok((kind, Device::Cuda(0))),
+                false => Err(failed("the CUDA backend", "it found no usable GPU")),
+            }
+        }
+        (DeviceKind::Cpu, Kind::Half) => {
+            Err(failed("float16 on a CPU", "there are no kernels for it; use --dtype bfloat16 or float32"))
+        }
+        (DeviceKind::Cpu, Kind::BFloat16) if !cpu_has_bf16() => {
+            Err(failed("bfloat16 on this CPU", "it has no AVX-512; use --dtype float32"))
+        }
+        (DeviceKind::Cpu, _) => Ok((kind, Device::Cpu)),
+    }
+}
+
+/// What oneDNN asks of a processor before it multiplies bfloat16.
+#[cfg(target_arch = "x86_64")]
+fn cpu_has_bf16() -> bool {
+    std::is_x86_feature_detected!("avx512bw")
+        && std::is_x86_feature_detected!("avx512vl")
+        && std::is_x86_feature_detected!("avx512dq")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn cpu_has_bf16() -> bool {
+    false
+}
+
+/// Slots of the pool, in whole pages.
+fn pool_slots(
+    schedule: &ScheduleConfig,
+    context_len: usize,
+    slot_bytes: u64,
+    device: Device,
+) -> Result<usize, EngineError> {
+    let page = u64::from(schedule.page_size.max(1));
+    let wanted = match schedule.max_total_tokens {
+        Some(tokens) => tokens,
+        None => {
+            let useful = u64::from(schedule.max_running_requests.max(1)) * context_len as u64;
+            let free = (free_memory(device) as f64 * schedule.mem_fraction_static) as u64;
+            let budget = match device {
+                Device::Cpu => DEFAULT_CPU_POOL.max(context_len as u64 * slot_bytes).min(free),
+                _ => free,
+            };
+            useful.div_ceil(page).saturating_mul(page).min(budget / slot_bytes)
+        }
+    };
+    let slots = wanted / page * page;
+    if slots == 0 || u32::try_from(slots).is_err() {
+        return Err(EngineError::Load {
+            what: "KV pool".into(),
+            reason: format!(
+                "{wanted} tokens of {slot_bytes} bytes make no pool with pages of {page}; \
+                 set --max-total-tokens or --page-size"
+            ),
+        });
+    }
+    Ok(slots as usize)
+}
+
+/// Bytes that can be had on a device.
+fn free_memory(device: Device) -> u64 {
+    match device {
+        Device::Cpu => available_host_memory().unwrap_or(DEFAULT_CPU_POOL),
+        _ => shim::free_device_memory().unwrap_or(0),
+    }
+}
+
+fn available_host_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// Bytes of the parameters as they lie in memory; a tied table is there twice, to gather and to multiply.
+fn weight_bytes(spec: &DecoderSpec, kind: Kind) -> u64 {
+    let shape = &spec.shape;
+    let stored: usize =
+        spec.parameters().iter().map(|parameter| parameter.shape.iter().product::<usize>()).sum();
+    let again = if shape.tied { shape.vocab_size * shape.hidden_size } else { 0 };
+    ((stored + again) * kind.elt_size_in_bytes()) as u64
+}
+
+#[cfg(test)]
+mod tests;

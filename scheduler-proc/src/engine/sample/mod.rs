@@ -1,0 +1,131 @@
+//! Owns choosing: one token from one row of logits, for plain and speculative decoding alike.
+//!
+//! In order: the request's edits act on the logits ([`path`]), then either the argmax is taken (greedy) or,
+//! over the tokens that the filters leave ([`filter`]), the winner of an exponential race ([`race`]), which is
+//! a draw from the filtered law. Log-probabilities ([`logprobs`]) are those of the edited, temperature-scaled
+//! logits before any filter, as SGLang reports them. Nothing here looks at another row.
+
+mod filter;
+mod logprobs;
+mod mass;
+mod path;
+mod race;
+mod scan;
+
+#[cfg(test)]
+mod tests;
+
+use proto::{SamplingParams, TokenId};
+
+use self::filter::FilterScratch;
+use self::mass::Scale;
+pub use self::path::Path;
+use self::scan::Scan;
+use super::rng::Noise;
+use crate::batch::{ChosenToken, LogprobParams, TokenLogprobs};
+
+/// Below this a temperature is greedy: SGLang's limit.
+const GREEDY_TEMPERATURE: f64 = 1e-6;
+
+/// Why no token could be chosen. The request is failed alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ChooseError {
+    #[error("the model's logits are not finite")]
+    NotFinite,
+    #[error("every token of the vocabulary is masked")]
+    AllMasked,
+}
+
+/// Chooses tokens. Holds scratch memory only: a choice never depends on an earlier one.
+#[derive(Debug, Default)]
+pub struct Chooser {
+    edited: Vec<f32>,
+    scan: Scan,
+    filter: FilterScratch,
+}
+
+/// One row of edited logits, scanned, with the scale its request puts on them.
+#[derive(Clone, Copy)]
+struct Row<'a> {
+    logits: &'a [f32],
+    scan: &'a Scan,
+    scale: Scale,
+}
+
+impl Chooser {
+    /// Chooses the token at `path.position()` from the model's logits there.
+    pub fn choose(&mut self, logits: &[f32], path: &Path<'_>) -> Result<ChosenToken, ChooseError> {
+        let params = path.params();
+        let row = prepare(&mut self.edited, &mut self.scan, logits, path)?;
+        let id = if is_greedy(&params.sampling) {
+            row.scan.argmax(row.logits)
+        } else {
+            let cutoff = filter::cutoff(&row, &params.sampling, &mut self.filter);
+            race::winner(&row, cutoff, Noise::new(params.sampling.sampling_seed, path.position() as u64))
+        };
+        let logprobs = params.logprobs.as_ref().map(|wanted| logprobs::of(&row, id, wanted));
+        Ok(ChosenToken { id, logprobs })
+    }
+
+    /// The probabilities that [`Self::choose`] draws from; all on the argmax when greedy.
+    pub fn law(&mut self, logits: &[f32], path: &Path<'_>) -> Result<Vec<f64>, ChooseError> {
+        let sampling = &path.params().sampling;
+        let row = prepare(&mut self.edited, &mut self.scan, logits, path)?;
+        if is_greedy(sampling) {
+            let best = row.scan.argmax(row.logits) as usize;
+            return Ok((0..logits.len()).map(|id| f64::from(u8::from(id == best))).collect());
+        }
+        let cutoff = filter::cutoff(&row, sampling, &mut self.filter);
+        Ok(filter::law(&row, cutoff))
+    }
+
+    /// Log-probabilities of a known token under the model alone: raw logits, temperature 1.
+    pub fn score(
+        &mut self,
+        logits: &[f32],
+        token: TokenId,
+        wanted: &LogprobParams,
+    ) -> Result<TokenLogprobs, ChooseError> {
+        if !scan::all_finite(logits) {
+            return Err(ChooseError::NotFinite);
+        }
+        self.scan.run(logits);
+        let row = Row { logits, scan: &self.scan, scale: Scale::new(self.scan.max(), 1.0) };
+        Ok(logprobs::of(&row, token, wanted))
+    }
+}
+
+fn prepare<'a>(
+    edited: &'a mut Vec<f32>,
+    scan: &'a mut Scan,
+    logits: &'a [f32],
+    path: &Path<'_>,
+) -> Result<Row<'a>, ChooseError> {
+    if !scan::all_finite(logits) {
+        return Err(ChooseError::NotFinite);
+    }
+    let logits = if path.edits() {
+        edited.clear();
+        edited.extend_from_slice(logits);
+        path.edit(edited);
+        edited
+    } else {
+        logits
+    };
+    scan.run(logits);
+    if scan.max() == f32::NEG_INFINITY {
+        return Err(ChooseError::AllMasked);
+    }
+    let scale = Scale::new(scan.max(), temperature(&path.params().sampling));
+    Ok(Row { logits, scan, scale })
+}
+
+fn is_greedy(sampling: &SamplingParams) -> bool {
+    sampling.is_greedy() || sampling.temperature < GREEDY_TEMPERATURE
+}
+
+/// What the logits are divided by. SGLang turns greedy into temperature 1, so their log-probabilities are the
+/// model's.
+fn temperature(sampling: &SamplingParams) -> f64 {
+    if is_greedy(sampling) { 1.0 } else { sampling.temperature }
+}

@@ -1,0 +1,293 @@
+//! Owns the step: draft → forward → choose → compact → commit. Plain decoding is the same path without drafts.
+
+use std::borrow::Cow;
+use std::time::Instant;
+
+use proto::TokenId;
+use rustc_hash::FxHashMap;
+
+use super::input_logprobs::{self, Due};
+use super::tree::DraftTree;
+use super::verify::{self, Walk};
+use super::{Commit, DraftInput, Drafter};
+use crate::batch::{
+    Batch, BatchRow, DraftLimit, EngineSlot, KvSlot, RowKind, RowOutput, StepOutput, StepTiming, VerifyCount,
+};
+use crate::engine::sample::{Chooser, Path};
+use crate::engine::target::{ForwardRow, LogitRows, Logits, Target};
+use crate::engine::{DraftStatus, Engine, EngineError, EngineLimits};
+
+/// An engine over a model that can verify, with or without a draft worker.
+pub struct SpecEngine<T> {
+    target: T,
+    limits: EngineLimits,
+    drafter: Option<Box<dyn Drafter>>,
+    chooser: Chooser,
+    slots: FxHashMap<EngineSlot, SlotState>,
+}
+
+/// What is kept for a request between steps.
+#[derive(Debug, Default)]
+struct SlotState {
+    /// Tokens the draft worker has been told of.
+    committed: usize,
+    due: Option<Due>,
+}
+
+/// One row on its way through the model.
+struct Submission<'a> {
+    row: &'a BatchRow<'a>,
+    tree: DraftTree,
+    /// The row takes part in a verify step, if with an empty tree.
+    verifies: bool,
+    /// Tokens to run: the row's own, then the draft's.
+    tokens: Vec<TokenId>,
+    /// As [`ForwardRow::parents`]; `None` for a chain.
+    parents: Option<Vec<usize>>,
+    logits: LogitRows,
+}
+
+impl<T: Target> SpecEngine<T> {
+    pub fn new(target: T, limits: EngineLimits, drafter: Option<Box<dyn Drafter>>) -> Self {
+        Self { target, limits, drafter, chooser: Chooser::default(), slots: FxHashMap::default() }
+    }
+
+    /// One tree per row of the batch, empty where nothing may or can be drafted.
+    fn draft(&mut self, batch: &Batch<'_>) -> Result<Vec<DraftTree>, EngineError> {
+        let mut trees = vec![DraftTree::new(); batch.rows.len()];
+        let Some(drafter) = &mut self.drafter else { return Ok(trees) };
+        let mut owners = Vec::with_capacity(batch.rows.len());
+        let mut inputs = Vec::with_capacity(batch.rows.len());
+        for (index, row) in batch.rows.iter().enumerate() {
+            let limit = draft_limit(row);
+            if limit.enabled && limit.nodes > 0 && limit.depth > 0 {
+                owners.push((index, limit));
+                inputs.push(DraftInput { slot: row.slot, tokens: row.tokens, params: row.params, limit });
+            }
+        }
+        if inputs.is_empty() {
+            return Ok(trees);
+        }
+        let drafts = drafter.draft(&inputs)?;
+        if drafts.len() != inputs.len() {
+            let reason = format!("{} trees for {} rows", drafts.len(), inputs.len());
+            return Err(EngineError::Step { stage: "draft", reason });
+        }
+        for ((index, limit), tree) in owners.into_iter().zip(drafts) {
+            // The limit keeps a request inside its budget and its KV slots, so no worker is trusted with it.
+            trees[index] = tree.truncated(limit);
+        }
+        Ok(trees)
+    }
+
+    fn forward(&mut self, submissions: &[Submission<'_>]) -> Result<Logits, EngineError> {
+        let rows: Vec<_> = submissions.iter().map(Submission::forward_row).collect();
+        let logits = self.target.forward(&rows)?;
+        let expect = submissions.iter().map(Submission::logit_rows).sum::<usize>() * logits.vocab_size;
+        if logits.values.len() != expect {
+            let reason = format!("{} logits where {expect} were asked for", logits.values.len());
+            return Err(EngineError::Step { stage: "forward", reason });
+        }
+        Ok(logits)
+    }
+
+    /// Scores and chooses for every row; also what each row accepted, for the rows without an error.
+    fn choose(&mut self, submissions: &[Submission<'_>], logits: &Logits) -> Vec<(RowOutput, Vec<usize>)> {
+        let mut first = 0;
+        let mut outputs = Vec::with_capacity(submissions.len());
+        for submission in submissions {
+            let state = self.slots.entry(submission.row.slot).or_default();
+            let rows = |index: usize| logits.row(first + index);
+            let chosen = choose_row(&mut self.chooser, state, submission, rows);
+            outputs.push(chosen.unwrap_or_else(|reason| {
+                let output = RowOutput { error: Some(reason), ..RowOutput::default() };
+                (output, Vec::new())
+            }));
+            first += submission.logit_rows();
+        }
+        outputs
+    }
+
+    /// Tells the draft worker of the tokens up to each row's root that no earlier step told it of: a request can
+    /// come to decode without an extend step of its own, after a retraction or behind a prefix cache.
+    fn catch_up(&mut self, batch: &Batch<'_>) -> Result<(), EngineError> {
+        let decoding = batch.rows.iter().filter(|row| row.kind != RowKind::Extend);
+        self.commit(decoding.map(|row| (row.slot, Cow::Borrowed(row.tokens))).collect())
+    }
+
+    /// Tells the draft worker what became final in this step.
+    fn commit_step(
+        &mut self,
+        submissions: &[Submission<'_>],
+        outputs: &[RowOutput],
+    ) -> Result<(), EngineError> {
+        let sound = submissions.iter().zip(outputs).filter(|(_, output)| output.error.is_none());
+        let finals = sound.map(|(Submission { row, .. }, output)| {
+            let mut tokens = row.tokens[..row.computed_len + row.extend_len].to_vec();
+            tokens.extend(output.tokens.iter().map(|token| token.id));
+            (row.slot, Cow::Owned(tokens))
+        });
+        self.commit(finals.collect())
+    }
+
+    fn commit(&mut self, finals: Vec<(EngineSlot, Cow<'_, [TokenId]>)>) -> Result<(), EngineError> {
+        let Some(drafter) = &mut self.drafter else { return Ok(()) };
+        let mut commits = Vec::with_capacity(finals.len());
+        for (slot, tokens) in &finals {
+            let state = self.slots.entry(*slot).or_default();
+            let new_len = tokens.len().saturating_sub(state.committed);
+            if new_len > 0 {
+                state.committed = tokens.len();
+                commits.push(Commit { slot: *slot, tokens, new_len });
+            }
+        }
+        if commits.is_empty() { Ok(()) } else { drafter.commit(&commits) }
+    }
+}
+
+impl<T: Target> Engine for SpecEngine<T> {
+    fn limits(&self) -> &EngineLimits {
+        &self.limits
+    }
+
+    fn draft_status(&self) -> DraftStatus {
+        self.drafter.as_ref().map_or_else(DraftStatus::default, |drafter| drafter.status())
+    }
+
+    fn step(&mut self, batch: &Batch<'_>) -> Result<StepOutput, EngineError> {
+        if batch.rows.is_empty() {
+            return Ok(StepOutput::default());
+        }
+        let start = Instant::now();
+        self.catch_up(batch)?;
+        let trees = self.draft(batch)?;
+        let drafted = Instant::now();
+
+        let drafting = self.drafter.is_some();
+        let submissions: Vec<_> =
+            batch.rows.iter().zip(trees).map(|(row, tree)| Submission::new(row, tree, drafting)).collect();
+        let logits = self.forward(&submissions)?;
+        let forwarded = Instant::now();
+
+        let (rows, accepted): (Vec<_>, Vec<_>) = self.choose(&submissions, &logits).into_iter().unzip();
+        let chosen = Instant::now();
+
+        let moves = compaction(&submissions, &accepted);
+        if !moves.is_empty() {
+            self.target.move_kv(&moves);
+        }
+        let moved = Instant::now();
+        self.commit_step(&submissions, &rows)?;
+
+        let timing = StepTiming {
+            draft: (drafted - start + moved.elapsed()).as_secs_f64(),
+            forward: (forwarded - drafted + (moved - chosen)).as_secs_f64(),
+            choose: (chosen - forwarded).as_secs_f64(),
+        };
+        Ok(StepOutput { rows, timing })
+    }
+
+    fn release(&mut self, slot: EngineSlot) {
+        self.slots.remove(&slot);
+        if let Some(drafter) = &mut self.drafter {
+            drafter.release(slot);
+        }
+    }
+
+    fn flush(&mut self) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.flush();
+        }
+    }
+}
+
+impl<'a> Submission<'a> {
+    fn new(row: &'a BatchRow<'a>, tree: DraftTree, drafting: bool) -> Self {
+        let mut tokens = row.tokens[row.computed_len..row.computed_len + row.extend_len].to_vec();
+        tokens.extend_from_slice(tree.tokens());
+        let parents =
+            (!tree.is_chain()).then(|| std::iter::once(0).chain(tree.parents().iter().copied()).collect());
+        let verifies = drafting && matches!(row.kind, RowKind::Decode { draft } if draft.enabled);
+        let logits = match (row.kind, input_logprobs::first_logits(row)) {
+            (RowKind::Decode { .. }, _) => LogitRows::From(0),
+            (RowKind::Extend, Some(first)) => LogitRows::From(first),
+            (RowKind::Extend, None) if row.samples() => LogitRows::Last,
+            (RowKind::Extend, None) => LogitRows::None,
+        };
+        Self { row, tree, verifies, tokens, parents, logits }
+    }
+
+    fn forward_row(&self) -> ForwardRow<'_> {
+        ForwardRow {
+            tokens: &self.tokens,
+            context_len: self.row.computed_len,
+            kv_slots: self.row.kv_slots,
+            parents: self.parents.as_deref(),
+            logits: self.logits,
+        }
+    }
+
+    fn logit_rows(&self) -> usize {
+        match self.logits {
+            LogitRows::None => 0,
+            LogitRows::Last => 1,
+            LogitRows::From(first) => self.tokens.len() - first,
+        }
+    }
+
+    /// Index of the first run token that has logits.
+    fn first_logits(&self) -> usize {
+        self.tokens.len() - self.logit_rows()
+    }
+}
+
+/// What a row may draft, also inside the KV slots it was given.
+fn draft_limit(row: &BatchRow<'_>) -> DraftLimit {
+    match row.kind {
+        RowKind::Extend => DraftLimit::OFF,
+        RowKind::Decode { draft } => {
+            let spare = row.kv_slots.len().saturating_sub(row.computed_len + row.extend_len);
+            DraftLimit { nodes: draft.nodes.min(spare), ..draft }
+        }
+    }
+}
+
+/// One row's output and accepted nodes, or why it has none. `logits(i)` is the row's `i`-th row of logits.
+fn choose_row<'l>(
+    chooser: &mut Chooser,
+    state: &mut SlotState,
+    submission: &Submission<'_>,
+    logits: impl Fn(usize) -> &'l [f32],
+) -> Result<(RowOutput, Vec<usize>), String> {
+    let row = submission.row;
+    let first = submission.first_logits();
+    let input_logprobs = input_logprobs::score(chooser, row, &mut state.due, |token| logits(token - first))
+        .map_err(|error| error.to_string())?;
+    if !row.samples() {
+        return Ok((RowOutput { input_logprobs, ..RowOutput::default() }, Vec::new()));
+    }
+    let mut path = Path::new(row.params, row.tokens, row.prompt_len);
+    let root = row.extend_len - 1;
+    let Walk { accepted, tokens } =
+        verify::walk(chooser, &mut path, &submission.tree, |node| logits(root + node - first))
+            .map_err(|error| error.to_string())?;
+    let verify = submission
+        .verifies
+        .then(|| VerifyCount { proposed_at: submission.tree.nodes_at(), accepted: accepted.len() });
+    Ok((RowOutput { tokens, verify, input_logprobs, error: None }, accepted))
+}
+
+/// Brings accepted drafts next to their context: the k-th accepted one belongs k slots behind the root. A node
+/// never moves up, so moves made in order overwrite nothing that is still to be moved.
+fn compaction(submissions: &[Submission<'_>], accepted: &[Vec<usize>]) -> Vec<(KvSlot, KvSlot)> {
+    let mut moves = Vec::new();
+    for (submission, accepted) in submissions.iter().zip(accepted) {
+        let drafts = &submission.row.kv_slots[submission.row.computed_len + submission.row.extend_len..];
+        for (to, &from) in accepted.iter().enumerate() {
+            if from != to {
+                moves.push((drafts[from], drafts[to]));
+            }
+        }
+    }
+    moves
+}

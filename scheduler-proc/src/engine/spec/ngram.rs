@@ -1,0 +1,123 @@
+//! Owns the n-gram draft worker: it drafts what followed the same tokens before, in any request, and needs no
+//! model. [`trie`] remembers, [`matching`] turns memories into a tree.
+
+mod matching;
+mod trie;
+
+#[cfg(test)]
+mod tests;
+
+use proto::{NgramConfig, NgramMatchType, TokenId};
+use rustc_hash::FxHashMap;
+
+use self::trie::{Anchors, Trie};
+use super::tree::DraftTree;
+use super::{Commit, DraftInput, Drafter};
+use crate::batch::{DraftLimit, EngineSlot};
+use crate::engine::{DraftStatus, EngineError};
+
+/// How memories become trees.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Breadth {
+    min: usize,
+    max: usize,
+    match_type: NgramMatchType,
+}
+
+/// Drafts from a trie of all prompts and answers. Shared by the requests, as SGLang's is: a draft is a guess, so
+/// nothing of another request can reach an answer unless the target chooses it.
+#[derive(Debug)]
+pub struct NgramDrafter {
+    trie: Trie,
+    breadth: Breadth,
+    status: DraftStatus,
+    slots: FxHashMap<EngineSlot, SlotState>,
+}
+
+/// Where a request stands in the trie.
+#[derive(Debug, Default)]
+struct SlotState {
+    /// Tokens of the request that the anchors reflect.
+    len: usize,
+    anchors: Anchors,
+}
+
+impl NgramDrafter {
+    /// `num_draft_tokens` counts the root. `num_steps` is only reported: a draft is as deep as its memory, within
+    /// the row's limit.
+    pub fn new(config: &NgramConfig, num_draft_tokens: usize, num_steps: usize) -> Self {
+        let breadth = Breadth {
+            min: config.min_bfs_breadth as usize,
+            max: config.max_bfs_breadth as usize,
+            match_type: config.match_type,
+        };
+        let by_frequency = config.match_type == NgramMatchType::Prob;
+        Self {
+            trie: Trie::new(config.max_trie_depth as usize, config.capacity as usize, by_frequency),
+            breadth,
+            status: DraftStatus { num_steps, num_draft_tokens },
+            slots: FxHashMap::default(),
+        }
+    }
+
+    /// Learns a sequence that belongs to no request.
+    pub fn learn(&mut self, tokens: &[TokenId]) {
+        let mut anchors = Anchors::default();
+        self.trie.extend(&mut anchors, tokens);
+    }
+
+    /// The tree after a context that belongs to no request.
+    pub fn guess(&self, context: &[TokenId], limit: DraftLimit) -> DraftTree {
+        self.tree(&self.trie.anchors(context), limit)
+    }
+
+    fn tree(&self, anchors: &Anchors, limit: DraftLimit) -> DraftTree {
+        let limit = DraftLimit { nodes: limit.nodes.min(self.status.max_nodes()), ..limit };
+        matching::tree(&self.trie, anchors, self.breadth, limit)
+    }
+
+    fn draft_one(&self, input: &DraftInput<'_>) -> DraftTree {
+        match self.slots.get(&input.slot) {
+            Some(state) if state.len == input.tokens.len() && self.trie.is_current(&state.anchors) => {
+                self.tree(&state.anchors, input.limit)
+            }
+            // Nothing is known of the request, or eviction took a node it stood on.
+            _ => self.guess(input.tokens, input.limit),
+        }
+    }
+
+    fn commit_one(&mut self, commit: &Commit<'_>) {
+        let state = self.slots.entry(commit.slot).or_default();
+        let known = commit.tokens.len() - commit.new_len;
+        let (old, new) = commit.tokens.split_at(known);
+        if state.len != known || !self.trie.is_current(&state.anchors) {
+            state.anchors = self.trie.anchors(old);
+        }
+        self.trie.extend(&mut state.anchors, new);
+        state.len = commit.tokens.len();
+    }
+}
+
+impl Drafter for NgramDrafter {
+    fn draft(&mut self, inputs: &[DraftInput<'_>]) -> Result<Vec<DraftTree>, EngineError> {
+        Ok(inputs.iter().map(|input| self.draft_one(input)).collect())
+    }
+
+    fn commit(&mut self, commits: &[Commit<'_>]) -> Result<(), EngineError> {
+        commits.iter().for_each(|commit| self.commit_one(commit));
+        Ok(())
+    }
+
+    fn release(&mut self, slot: EngineSlot) {
+        self.slots.remove(&slot);
+    }
+
+    fn flush(&mut self) {
+        self.trie.clear();
+        self.slots.clear();
+    }
+
+    fn status(&self) -> DraftStatus {
+        self.status
+    }
+}

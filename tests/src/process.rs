@@ -1,0 +1,41 @@
+//! Owns looking at processes from outside: who is alive, whose child it is, and waiting for that to change.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use nix::unistd::Pid;
+
+/// The children of a process, by the name of their binary.
+pub(crate) fn children_of(parent: Pid) -> BTreeMap<String, Pid> {
+    let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_string_lossy().parse::<i32>().ok());
+    let children = pids.filter_map(|pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name stands in parentheses and may hold anything; the state and the parent follow it.
+        let (head, tail) = stat.rsplit_once(')')?;
+        let name = head.split_once('(')?.1.to_owned();
+        let parent_pid: i32 = tail.split_whitespace().nth(1)?.parse().ok()?;
+        (parent_pid == parent.as_raw()).then(|| (name, Pid::from_raw(pid)))
+    });
+    children.collect()
+}
+
+/// Whether the process runs; one that ended and was not waited for does not.
+pub fn is_alive(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').and_then(|(_, tail)| tail.split_whitespace().next());
+    state.is_some_and(|state| state != "Z" && state != "X")
+}
+
+/// Looks again and again until `holds`, for states that nobody announces. Says whether it came to hold in time.
+pub fn wait_until(timeout: Duration, mut holds: impl FnMut() -> bool) -> bool {
+    const LOOK_AGAIN: Duration = Duration::from_millis(20);
+    let deadline = Instant::now() + timeout;
+    while !holds() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    true
+}

@@ -1,0 +1,11 @@
+//! Everything that a client or an operator can see, tried on real processes with the real default model.
+
+mod abort;
+mod chat;
+mod errors;
+mod generate;
+mod lifecycle;
+mod metrics;
+mod openai_client;
+mod spec;
+mod support;
