@@ -90,6 +90,12 @@ impl<P: Peers> Outbox<P> {
         self.finishing.len() + self.ending.len()
     }
 
+    /// Requests whose end is not acknowledged.
+    #[cfg(test)]
+    pub fn ended(&self) -> impl Iterator<Item = &Request> {
+        self.finishing.iter().chain(self.ending.iter().map(|(_, request)| request))
+    }
+
     pub fn reply(&mut self, message: ToTokenizer) {
         self.replies.push_back(message);
         self.send_replies();
