@@ -251,7 +251,8 @@ fn close_wakes_everybody_and_refuses_the_rest() {
 fn a_name_stands_for_its_copies_and_for_no_other() {
     let bench = bench();
     let copy = |rid: &str| Registration { group: "job".into(), ..request(rid, false) };
-    let _tickets = bench.registry.register(vec![copy("job_0"), copy("job_1"), request("job_10", false)]).unwrap();
+    let _tickets =
+        bench.registry.register(vec![copy("job_0"), copy("job_1"), request("job_10", false)]).unwrap();
     bench.registry.abort(Some(&RequestId::from("job")));
     let mut aborts = bench.aborts();
     aborts.sort();

@@ -22,7 +22,7 @@ use tower_http::cors::CorsLayer;
 use crate::app::App;
 
 /// Bytes of a request body; more get 413.
-const MAX_BODY_BYTES: usize = 64 << 20;
+const MAX_BODY_BYTES: usize = 32 << 20;
 
 pub(crate) fn router(app: Arc<App>) -> Router {
     let mut routes = Router::new()

@@ -13,7 +13,7 @@ use proto::{
 
 /// What the fake does with a request.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Mode {
+pub(crate) enum Mode {
     /// Answers with all tokens, `row` of them at a time.
     Echo { row: usize },
     /// Sends one token, then waits for an abort or for `release`.
@@ -27,16 +27,16 @@ pub enum Mode {
 }
 
 /// Every answer's token `i`.
-pub fn token(i: usize) -> TokenId {
+pub(crate) fn token(i: usize) -> TokenId {
     1000 + i as TokenId
 }
 
 /// The text of every answer's token `i`.
-pub fn text(i: usize) -> String {
+pub(crate) fn text(i: usize) -> String {
     format!(" w{i}")
 }
 
-pub struct Fake {
+pub(crate) struct Fake {
     shared: Arc<Shared>,
     stop: mpsc::Sender<Event>,
     thread: Option<JoinHandle<()>>,
@@ -55,7 +55,7 @@ enum Event {
     Stop,
 }
 
-pub const INFO: SchedulerInfo = SchedulerInfo {
+pub(crate) const INFO: SchedulerInfo = SchedulerInfo {
     max_total_num_tokens: 4096,
     max_req_input_len: 200,
     max_running_requests: 16,
@@ -66,7 +66,7 @@ pub const INFO: SchedulerInfo = SchedulerInfo {
 };
 
 impl Fake {
-    pub fn start(endpoints: &Endpoints) -> Self {
+    pub(crate) fn start(endpoints: &Endpoints) -> Self {
         let shared = Arc::new(Shared {
             mode: Mutex::new(Mode::Echo { row: 1 }),
             seen: Mutex::default(),
@@ -99,21 +99,21 @@ impl Fake {
         Self { shared, stop: events, thread: Some(thread) }
     }
 
-    pub fn mode(&self, mode: Mode) {
+    pub(crate) fn mode(&self, mode: Mode) {
         *self.shared.mode.lock().unwrap() = mode;
     }
 
     /// Lets held requests finish.
-    pub fn release(&self) {
+    pub(crate) fn release(&self) {
         self.stop.send(Event::Release).unwrap();
     }
 
-    pub fn seen(&self) -> Vec<ToScheduler> {
+    pub(crate) fn seen(&self) -> Vec<ToScheduler> {
         self.shared.seen.lock().unwrap().clone()
     }
 
     /// Requests as the scheduler got them, health probes left out.
-    pub fn requests(&self) -> Vec<TokenizedGenerateReqInput> {
+    pub(crate) fn requests(&self) -> Vec<TokenizedGenerateReqInput> {
         let seen = self.seen().into_iter();
         let requests = seen.filter_map(|message| match message {
             ToScheduler::Generate(input) if input.log_metrics => Some(*input),
@@ -123,7 +123,7 @@ impl Fake {
     }
 
     /// Waits for a message that satisfies `wanted`.
-    pub fn wait_for(&self, what: &str, wanted: impl Fn(&ToScheduler) -> bool) -> ToScheduler {
+    pub(crate) fn wait_for(&self, what: &str, wanted: impl Fn(&ToScheduler) -> bool) -> ToScheduler {
         let deadline = Instant::now() + Duration::from_secs(10);
         let mut seen = self.shared.seen.lock().unwrap();
         loop {
@@ -136,11 +136,11 @@ impl Fake {
         }
     }
 
-    pub fn wait_for_request(&self, rid: &str) {
+    pub(crate) fn wait_for_request(&self, rid: &str) {
         self.wait_for(rid, |message| matches!(message, ToScheduler::Generate(input) if input.rid.0 == rid));
     }
 
-    pub fn wait_for_abort(&self, rid: &str) {
+    pub(crate) fn wait_for_abort(&self, rid: &str) {
         let rid = RequestId::from(rid);
         self.wait_for(
             "an abort",

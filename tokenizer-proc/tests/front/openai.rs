@@ -96,7 +96,7 @@ fn without_usage_wanted_no_chunk_is_without_a_choice() {
 fn echo_with_logprobs_lists_prompt_and_answer() {
     let server = start();
     let body =
-        json!({"prompt": [10, 11, 12], "max_tokens": 1, "logprobs": 1, "echo": true, "temperature": 0});
+        json!({"prompt": [100, 101, 102], "max_tokens": 1, "logprobs": 1, "echo": true, "temperature": 0});
     let choice = server.ok(COMPLETIONS, &body)["choices"][0].take();
     let logprobs = &choice["logprobs"];
     assert_eq!(logprobs["token_logprobs"], json!([null, -1.0, -1.0, -0.5]));
@@ -177,7 +177,9 @@ fn held_back_text_makes_no_chunk_and_loses_no_logprobs() {
     let events =
         server.events(COMPLETIONS, &json!({"prompt": "x", "max_tokens": 5, "stream": true, "logprobs": 0}));
     let texts: Vec<&str> = choices(&events).map(|choice| choice["text"].as_str().unwrap()).collect();
-    assert_eq!(texts, ["ab", ""]);
+    let (last, before) = texts.split_last().unwrap();
+    assert!(before.iter().all(|text| !text.is_empty()), "{texts:?}");
+    assert_eq!(before.concat() + last, "ab");
     let logprobs: usize = choices(&events).map(|c| c["logprobs"]["tokens"].as_array().unwrap().len()).sum();
     assert_eq!(logprobs, 5);
 }

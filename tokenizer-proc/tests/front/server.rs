@@ -18,10 +18,10 @@ use serde_json::{Map, Value, json};
 
 use crate::fake::Fake;
 
-pub const VOCAB: u32 = 49152;
-pub const CONTEXT: u32 = 256;
+pub(crate) const VOCAB: u32 = 49152;
+pub(crate) const CONTEXT: u32 = 256;
 
-pub struct Server {
+pub(crate) struct Server {
     pub url: String,
     pub client: Client,
     pub fake: Fake,
@@ -30,11 +30,11 @@ pub struct Server {
     _dir: tempfile::TempDir,
 }
 
-pub fn start() -> Server {
+pub(crate) fn start() -> Server {
     start_with(|_| {})
 }
 
-pub fn start_with(change: impl FnOnce(&mut ServeConfig)) -> Server {
+pub(crate) fn start_with(change: impl FnOnce(&mut ServeConfig)) -> Server {
     let dir = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -66,7 +66,7 @@ pub fn start_with(change: impl FnOnce(&mut ServeConfig)) -> Server {
 }
 
 /// A folder with the tokenizer of the default model.
-pub fn tokenizer_dir() -> PathBuf {
+pub(crate) fn tokenizer_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/golden/detok/smollm2")
 }
 
@@ -136,22 +136,22 @@ fn config(run_dir: &Path, port: u16) -> ServeConfig {
 }
 
 impl Server {
-    pub fn get(&self, path: &str) -> Response {
+    pub(crate) fn get(&self, path: &str) -> Response {
         self.client.get(format!("{}{path}", self.url)).send().unwrap()
     }
 
-    pub fn post(&self, path: &str, body: &Value) -> Response {
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Response {
         self.client.post(format!("{}{path}", self.url)).json(body).send().unwrap()
     }
 
     /// Sends bytes as they are, said to be JSON.
-    pub fn post_raw(&self, path: &str, body: impl Into<reqwest::blocking::Body>) -> Response {
+    pub(crate) fn post_raw(&self, path: &str, body: impl Into<reqwest::blocking::Body>) -> Response {
         let request = self.client.post(format!("{}{path}", self.url));
         request.header("content-type", "application/json").body(body).send().unwrap()
     }
 
     /// The answer to a request that must succeed.
-    pub fn ok(&self, path: &str, body: &Value) -> Value {
+    pub(crate) fn ok(&self, path: &str, body: &Value) -> Value {
         let response = self.post(path, body);
         let (status, text) = (response.status(), response.text().unwrap());
         assert_eq!(status, 200, "{path} {body}: {text}");
@@ -159,7 +159,7 @@ impl Server {
     }
 
     /// The error of a request that must fail with `status`.
-    pub fn refused(&self, path: &str, body: &Value, status: u16) -> Value {
+    pub(crate) fn refused(&self, path: &str, body: &Value, status: u16) -> Value {
         let response = self.post(path, body);
         let (got, text) = (response.status(), response.text().unwrap());
         assert_eq!(got, status, "{path} {body}: {text}");
@@ -167,7 +167,7 @@ impl Server {
     }
 
     /// The events of a stream that must end with the end mark.
-    pub fn events(&self, path: &str, body: &Value) -> Vec<Value> {
+    pub(crate) fn events(&self, path: &str, body: &Value) -> Vec<Value> {
         let response = self.post(path, body);
         let status = response.status();
         let kind = response.headers()["content-type"].to_str().unwrap().to_owned();
@@ -180,13 +180,13 @@ impl Server {
         events.iter().map(value).collect()
     }
 
-    pub fn metric(&self, series: &str) -> Option<f64> {
+    pub(crate) fn metric(&self, series: &str) -> Option<f64> {
         let page = self.get("/metrics").text().unwrap();
         let line = page.lines().find(|line| line.starts_with(series))?;
         line.rsplit(' ').next().unwrap().parse().ok()
     }
 
-    pub fn wait_until(&self, what: &str, reached: impl Fn() -> bool) {
+    pub(crate) fn wait_until(&self, what: &str, reached: impl Fn() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(15);
         while !reached() {
             assert!(Instant::now() < deadline, "never {what}");
@@ -195,7 +195,7 @@ impl Server {
     }
 
     /// Ends the process and returns what `run` returned.
-    pub fn stop(&mut self, phase: Phase) -> anyhow::Result<()> {
+    pub(crate) fn stop(&mut self, phase: Phase) -> anyhow::Result<()> {
         self.shutdown.advance(phase);
         self.thread.take().expect("stopped once").join().expect("run does not panic")
     }
