@@ -182,11 +182,11 @@ impl TestScheduler {
         self.handle(Event::Tokenizer(LinkEvent::Message { seq: 0, message }));
     }
 
-    pub fn generate(&mut self, input: TokenizedGenerateReqInput) {
+    pub fn submit(&mut self, input: TokenizedGenerateReqInput) {
         self.tell(ToScheduler::Generate(Box::new(input)));
     }
 
-    pub fn abort(&mut self, rid: &str) {
+    pub fn abort_rid(&mut self, rid: &str) {
         self.tell(ToScheduler::Abort(AbortReq { rid: Some(rid.into()), abort_all: false }));
     }
 
@@ -221,7 +221,7 @@ impl TestScheduler {
     }
 
     /// Why a request was refused, if it was.
-    pub fn refusal(&self, rid: &str) -> Option<FinishReason> {
+    pub fn refused(&self, rid: &str) -> Option<FinishReason> {
         self.recorder().replies.iter().find_map(|reply| match reply {
             ToTokenizer::Refused { rid: refused, reason } if refused.0 == rid => Some(reason.clone()),
             _ => None,
@@ -235,7 +235,7 @@ pub fn solo(input: &TokenizedGenerateReqInput, context_len: usize) -> Answer {
     config.schedule.disable_radix_cache = true;
     config.schedule.chunked_prefill_size = 0;
     let mut scheduler = scheduler(config, Script { context_len, ..Script::default() });
-    scheduler.generate(input.clone());
+    scheduler.submit(input.clone());
     scheduler.settle();
     scheduler.answer(&input.rid.0)
 }

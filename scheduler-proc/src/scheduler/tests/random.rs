@@ -107,11 +107,11 @@ fn play(run: &Run) -> TestScheduler {
     let mut scheduler = scheduler(config, script);
     for turn in 0..90 {
         for arrival in run.arrivals.iter().filter(|arrival| arrival.at == turn) {
-            scheduler.generate(arrival.input.clone());
+            scheduler.submit(arrival.input.clone());
         }
         for arrival in &run.arrivals {
             if arrival.abort_after.is_some_and(|after| arrival.at + after == turn) {
-                scheduler.abort(&arrival.input.rid.0);
+                scheduler.abort_rid(&arrival.input.rid.0);
             }
         }
         if run.restart_at == Some(turn) {
@@ -137,8 +137,8 @@ fn check_answers(run: &Run, scheduler: &TestScheduler) -> Result<(), TestCaseErr
     let capacity = scheduler.admission.request_capacity();
     for Arrival { input, abort_after, .. } in &run.arrivals {
         let rid = &input.rid.0;
-        if let Some(reason) = scheduler.refusal(rid) {
-            prop_assert!(matches!(reason, FinishReason::Abort { .. }));
+        if let Some(reason) = scheduler.refused(rid) {
+            prop_assert_eq!(reason.kind(), "abort");
             prop_assert!(
                 answers.get(rid).is_none_or(|answer| answer.finish.is_none()),
                 "{} ended twice",

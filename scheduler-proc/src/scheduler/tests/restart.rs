@@ -13,7 +13,7 @@ fn a_new_detokenizer_gets_every_request_from_its_first_id() {
     let mut input = request("a", prompt, 30);
     input.return_logprob = true;
     input.sampling_params.stop = vec!["zzz".to_owned()];
-    scheduler.generate(input);
+    scheduler.submit(input);
     scheduler.turns(4);
     let before = scheduler.answer("a").ids;
     assert!(before.len() > 3);
@@ -32,7 +32,7 @@ fn a_new_detokenizer_gets_every_request_from_its_first_id() {
 #[test]
 fn an_end_is_told_again_until_it_is_acknowledged() {
     let mut scheduler = scheduler(config(), Script::default());
-    scheduler.generate(request("a", vec![1], 3));
+    scheduler.submit(request("a", vec![1], 3));
     scheduler.settle();
     assert_eq!(scheduler.outbox.unacknowledged(), 1);
     detokenizer_restarts(&mut scheduler);
@@ -61,7 +61,7 @@ fn a_resubmitted_request_goes_on_where_the_client_is() {
     input.spec.record(3, 2, 2);
     input.attempt = 2;
     let mut scheduler = scheduler(config(), speculative(4));
-    scheduler.generate(input);
+    scheduler.submit(input);
     scheduler.settle();
     let answer = scheduler.answer("a");
     assert_eq!(answer.ids, whole[11..], "only new ids are sent");
@@ -79,7 +79,7 @@ fn a_resubmitted_request_that_was_complete_ends_without_a_token() {
     let mut input = request("a", vec![1, 2, 3], 5);
     input.output_ids = vec![4; 5];
     let mut scheduler = scheduler(config(), Script::default());
-    scheduler.generate(input);
+    scheduler.submit(input);
     scheduler.settle();
     let answer = scheduler.answer("a");
     assert_eq!((answer.ids.len(), answer.finish), (0, length(5)));
@@ -91,15 +91,15 @@ fn requests_of_a_dead_tokenizer_process_are_aborted_at_once() {
     let mut config = config();
     config.schedule.max_running_requests = 1;
     let mut scheduler = scheduler(config, Script::default());
-    scheduler.generate(request("runs", vec![1], 50));
-    scheduler.generate(request("waits", vec![1], 50));
+    scheduler.submit(request("runs", vec![1], 50));
+    scheduler.submit(request("waits", vec![1], 50));
     scheduler.turns(2);
     scheduler.handle(Event::Tokenizer(LinkEvent::Up { peer: Incarnation(2), restarted: true }));
     assert!(scheduler.admission.is_idle());
     assert_eq!(scheduler.admission.cache.usage().used, 0);
-    scheduler.generate(request("runs", vec![1], 5));
+    scheduler.submit(request("runs", vec![1], 5));
     scheduler.settle();
-    assert!(scheduler.refusal("waits").is_none(), "nobody asks for it any more");
+    assert!(scheduler.refused("waits").is_none(), "nobody asks for it any more");
     let ends: Vec<_> =
         scheduler.recorder().rows.iter().filter_map(|row| row.progress.finished_reason.clone()).collect();
     assert_eq!(ends, [FinishReason::aborted("Aborted"), FinishReason::Length { length: 5 }]);
