@@ -25,8 +25,8 @@ mod sampling;
 mod to_detokenizer;
 mod to_scheduler;
 mod to_tokenizer;
-pub mod wire;
 mod token_bytes;
+pub mod wire;
 
 pub use acceptance::SpecCounters;
 pub use config::{
@@ -43,8 +43,8 @@ pub use to_detokenizer::{BatchTokenIDOutput, DecodeRow, RaggedBatch, RowProgress
 pub use to_scheduler::{
     AbortReq, FlushCacheReqInput, GetInternalStateReq, ToScheduler, TokenizedGenerateReqInput,
 };
-pub use token_bytes::{TokenBytes, TokenBytesError, TokenKind, TokenPiece};
 pub use to_tokenizer::{
     BatchStrOutput, FlushCacheReqOutput, GetInternalStateReqOutput, InternalState, SchedulerInfo, TextRow,
     ToTokenizer,
 };
+pub use token_bytes::{TokenBytes, TokenBytesError, TokenKind, TokenPiece};
