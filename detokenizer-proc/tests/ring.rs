@@ -1,5 +1,7 @@
 //! The detokenizer process over its real links, with the test as scheduler and as tokenizer process.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver};
 use std::thread::JoinHandle;
