@@ -99,7 +99,7 @@ pub struct ScheduleArgs {
     /// Prompt tokens admitted per step
     #[arg(long, default_value_t = 16384, value_name = "TOKENS")]
     pub max_prefill_tokens: u32,
-    /// Order of the queue: fcfs, or longest prefix match first
+    /// Order of the queue: first come or longest prefix match first
     #[arg(long, value_enum, default_value_t = PolicyArg::Fcfs, value_name = "POLICY")]
     pub schedule_policy: PolicyArg,
     /// Do not share the KV of common prompt prefixes
@@ -124,10 +124,10 @@ pub struct SpecArgs {
     /// Tokens verified per step, the last committed one included [default: NGRAM 12]
     #[arg(long, value_name = "N")]
     pub speculative_num_draft_tokens: Option<u32>,
-    /// Continuations followed from the end of an n-gram match, at least [default: 1]
+    /// Continuations followed after the longest n-gram match [default: 1]
     #[arg(long, value_name = "N")]
     pub speculative_ngram_min_bfs_breadth: Option<u32>,
-    /// Continuations followed from the start of an n-gram match, at most [default: 10]
+    /// Continuations followed after the shortest n-gram match [default: 10]
     #[arg(long, value_name = "N")]
     pub speculative_ngram_max_bfs_breadth: Option<u32>,
     /// Which continuations come first: the latest (BFS) or the most frequent (PROB) [default: BFS]

@@ -11,10 +11,12 @@ pub(crate) fn children_of(parent: Pid) -> BTreeMap<String, Pid> {
     let pids = pids.filter_map(|entry| entry.file_name().to_string_lossy().parse::<i32>().ok());
     let children = pids.filter_map(|pid| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name stands in parentheses and may hold anything; the state and the parent follow it.
-        let (head, tail) = stat.rsplit_once(')')?;
-        let name = head.split_once('(')?.1.to_owned();
+        // The name stands in parentheses and may hold anything; the state and the parent follow it. It is cut off
+        // at 15 bytes, so the binary is asked for instead.
+        let (_, tail) = stat.rsplit_once(')')?;
         let parent_pid: i32 = tail.split_whitespace().nth(1)?.parse().ok()?;
+        let binary = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+        let name = binary.file_name()?.to_string_lossy().into_owned();
         (parent_pid == parent.as_raw()).then(|| (name, Pid::from_raw(pid)))
     });
     children.collect()

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Value as Jinja;
+use minijinja::value::{Serde, Value as Jinja};
 use minijinja::{Environment, ErrorKind};
 use regex::Regex;
 use serde_json::{Map, Value};
@@ -118,7 +118,7 @@ impl ChatTemplate {
         variables.insert("tools".into(), request.tools.cloned().unwrap_or_default());
         variables.insert("documents".into(), variables.get("documents").cloned().unwrap_or_default());
         variables.insert("add_generation_prompt".into(), request.add_generation_prompt.into());
-        Jinja::from_serialize(variables)
+        Jinja::from(Serde(variables))
     }
 }
 

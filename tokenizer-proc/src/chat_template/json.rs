@@ -14,8 +14,11 @@ pub(super) fn tojson(value: &Value, indent: Option<Value>, options: Kwargs) -> R
         Some(text) if text.as_str().is_some() => text.as_str().map(str::to_owned),
         Some(width) => Some(" ".repeat(usize::try_from(width)?)),
     };
-    let (item, key) = match options.get::<Option<(String, String)>>("separators")? {
-        Some(separators) => separators,
+    let (item, key) = match options.get::<Option<Vec<String>>>("separators")?.map(<[String; 2]>::try_from) {
+        Some(Ok([item, key])) => (item, key),
+        Some(Err(_)) => {
+            return Err(Error::new(ErrorKind::InvalidOperation, "separators must be a pair of strings"));
+        }
         None => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
     };
     let style = Style {

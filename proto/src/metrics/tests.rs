@@ -1,0 +1,206 @@
+use std::collections::HashSet;
+use std::path::Path;
+
+use prometheus::{Encoder, Registry, TextEncoder};
+
+use super::*;
+use crate::ids::{Incarnation, Role};
+
+fn registrar(registry: &Registry) -> Registrar {
+    Registrar::new(registry, [("model_name", "tiny".to_owned())])
+}
+
+/// A registry as a scheduler has it.
+fn scheduler(running: f64, verify_steps: u64, queue_times: &[f64]) -> Registry {
+    let registry = Registry::new();
+    let to = registrar(&registry);
+    names::NUM_RUNNING_REQS.register(&to).unwrap().set(running);
+    names::SPEC_VERIFY_STEPS.register(&to).unwrap().inc_by(verify_steps);
+    let queue_time = names::QUEUE_TIME.register(&to).unwrap();
+    queue_times.iter().for_each(|seconds| queue_time.observe(*seconds));
+    registry
+}
+
+fn write(dir: &Path, role: Role, incarnation: u64, registry: &Registry) {
+    SnapshotWriter::new(dir, role, Incarnation(incarnation)).write(registry).unwrap();
+}
+
+/// The value of the sample whose line starts with this.
+fn value(page: &str, sample: &str) -> f64 {
+    let line = page.lines().find(|line| line.strip_prefix(sample).is_some_and(|rest| rest.starts_with(' ')));
+    let line = line.unwrap_or_else(|| panic!("no {sample} in\n{page}"));
+    line.rsplit_once(' ').unwrap().1.parse().unwrap()
+}
+
+#[test]
+fn names_are_unique_and_say_what_they_are() {
+    let mut seen = HashSet::new();
+    for info in names::ALL {
+        assert!(seen.insert(info.name), "{} appears twice", info.name);
+        assert!(info.name.starts_with("sglang:") && !info.name.contains("_total_total"), "{}", info.name);
+        assert!(info.help.ends_with('.') && !info.help.contains('\n'), "{}: {}", info.name, info.help);
+        if info.name.starts_with("sglang:spec_")
+            && info.name.contains("draft")
+            && info.name.ends_with("_total")
+        {
+            assert!(info.help.contains("onus"), "{} does not say whether the bonus is in it", info.name);
+        }
+    }
+}
+
+/// Only counters are called `_total`, and every counter is, exactly once.
+#[test]
+fn total_is_for_counters() {
+    let registry = Registry::new();
+    let to = registrar(&registry);
+    names::NUM_REQUESTS.register(&to).unwrap().with_label_values(&["True"]).inc();
+    names::PROCESS_CPU_SECONDS.register(&to).unwrap().with_label_values(&["tokenizer"]).inc();
+    names::SPEC_DELIVERED_DRAFTS.register(&to).unwrap().inc();
+    names::SPEC_ACCEPT_RATE.register(&to).unwrap().set(0.5);
+    let page = render(&join(Path::new("/nowhere"), Some(&registry)));
+    for line in page.lines().filter(|line| line.starts_with("# TYPE ")) {
+        let mut words = line.split(' ').skip(2);
+        let (name, kind) = (words.next().unwrap(), words.next().unwrap());
+        assert_eq!(name.ends_with("_total"), kind == "counter", "{line}");
+    }
+    assert_eq!(value(&page, r#"sglang:num_requests_total{is_streaming="True",model_name="tiny"}"#), 1.0);
+}
+
+#[test]
+fn a_name_registered_twice_is_an_error_at_start() {
+    let registry = Registry::new();
+    let to = registrar(&registry);
+    names::GEN_THROUGHPUT.register(&to).unwrap();
+    assert!(names::GEN_THROUGHPUT.register(&to).is_err());
+}
+
+#[test]
+fn counters_and_histograms_are_summed_and_gauges_are_the_latest_life_s() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), Role::Scheduler, 0x20, &scheduler(7.0, 100, &[0.002, 4.5]));
+    write(dir.path(), Role::Scheduler, 0x3, &scheduler(9.0, 11, &[0.002, 5000.0]));
+    let page = render(&join(dir.path(), None));
+    let labels = r#"{model_name="tiny"}"#;
+    assert_eq!(value(&page, &format!("sglang:num_running_reqs{labels}")), 7.0);
+    assert_eq!(value(&page, &format!("sglang:spec_verify_steps_total{labels}")), 111.0);
+    assert_eq!(value(&page, &format!("sglang:queue_time_seconds_count{labels}")), 4.0);
+    assert!((value(&page, &format!("sglang:queue_time_seconds_sum{labels}")) - 5004.504).abs() < 1e-9);
+    let bucket = |le: &str| {
+        value(&page, &format!(r#"sglang:queue_time_seconds_bucket{{model_name="tiny",le="{le}"}}"#))
+    };
+    assert_eq!(
+        [bucket("0.001"), bucket("0.005"), bucket("5"), bucket("3000"), bucket("+Inf")],
+        [0.0, 2.0, 3.0, 3.0, 4.0]
+    );
+}
+
+#[test]
+fn a_gauge_that_only_a_dead_life_had_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = Registry::new();
+    names::HTTP_REQUESTS_ACTIVE
+        .register(&registrar(&old))
+        .unwrap()
+        .with_label_values(&["/x", "GET"])
+        .set(3.0);
+    names::NUM_ABORTED_REQUESTS.register(&registrar(&old)).unwrap().inc();
+    write(dir.path(), Role::Tokenizer, 1, &old);
+    assert!(render(&join(dir.path(), None)).contains("http_requests_active"));
+    write(dir.path(), Role::Tokenizer, 2, &Registry::new());
+    let page = render(&join(dir.path(), None));
+    assert!(!page.contains("http_requests_active"), "{page}");
+    assert_eq!(value(&page, r#"sglang:num_aborted_requests_total{model_name="tiny"}"#), 1.0);
+}
+
+#[test]
+fn bad_files_are_left_out_and_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), Role::Scheduler, 1, &scheduler(1.0, 5, &[1.0]));
+    let whole = std::fs::read(dir.path().join("scheduler.0000000000000001.pb")).unwrap();
+    // Every way in which the end can be missing, except none and all of it.
+    let readable = (1..whole.len())
+        .filter(|length| {
+            std::fs::write(dir.path().join("scheduler.2.pb"), &whole[..*length]).unwrap();
+            let page = render(&join(dir.path(), None));
+            assert!(value(&page, r#"sglang:spec_verify_steps_total{model_name="tiny"}"#) >= 5.0);
+            value(&page, "sglang:metrics_unreadable_snapshots") == 0.0
+        })
+        .count();
+    // A file may end between two families.
+    assert_eq!(readable, 2);
+    std::fs::write(dir.path().join("scheduler.2.pb"), b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7fjunk")
+        .unwrap();
+    std::fs::write(dir.path().join("scheduler.3.tmp"), b"half").unwrap();
+    std::fs::write(dir.path().join("notes.txt"), b"junk").unwrap();
+    let page = render(&join(dir.path(), None));
+    assert_eq!(value(&page, "sglang:metrics_unreadable_snapshots"), 1.0);
+    assert_eq!(value(&page, r#"sglang:num_running_reqs{model_name="tiny"}"#), 1.0);
+}
+
+#[test]
+fn a_name_with_two_types_is_shown_once() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), Role::Scheduler, 1, &scheduler(1.0, 5, &[]));
+    let other = Registry::new();
+    let opts = prometheus::Opts::new("sglang:spec_verify_steps_total", "as a gauge");
+    other.register(Box::new(prometheus::Gauge::with_opts(opts).unwrap())).unwrap();
+    write(dir.path(), Role::Tokenizer, 2, &other);
+    let page = render(&join(dir.path(), None));
+    assert_eq!(page.matches("# TYPE sglang:spec_verify_steps_total ").count(), 1);
+    assert_eq!(value(&page, "sglang:metrics_unreadable_snapshots"), 1.0);
+}
+
+#[test]
+fn buckets_are_in_numeric_order_and_families_contiguous() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), Role::Scheduler, 1, &scheduler(1.0, 5, &[0.3, 12.0]));
+    write(dir.path(), Role::Detokenizer, 1, &scheduler(1.0, 5, &[0.3, 12.0]));
+    let page = render(&join(dir.path(), Some(&scheduler(2.0, 1, &[7.0]))));
+    let bounds: Vec<f64> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("sglang:queue_time_seconds_bucket")?.split("le=\"").nth(1))
+        .map(|rest| rest.split('"').next().unwrap().parse().unwrap())
+        .collect();
+    assert_eq!(bounds.len(), 41);
+    assert!(bounds.windows(2).all(|pair| pair[0] < pair[1]), "{bounds:?}");
+    assert_eq!(bounds.last(), Some(&f64::INFINITY));
+    let mut families = HashSet::new();
+    for line in page.lines().filter(|line| line.starts_with("# HELP ")) {
+        assert!(families.insert(line.split(' ').nth(2).unwrap()), "{line} for the second time");
+    }
+    assert_eq!(
+        value(&page, r#"sglang:num_running_reqs{model_name="tiny"}"#),
+        2.0,
+        "the caller's own is the latest"
+    );
+}
+
+#[test]
+fn two_scrapes_show_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), Role::Scheduler, 1, &scheduler(1.0, 5, &[0.3]));
+    assert_eq!(render(&join(dir.path(), None)), render(&join(dir.path(), None)));
+    assert_eq!(
+        value(&render(&join(Path::new("/nowhere"), None)), "sglang:metrics_unreadable_snapshots"),
+        0.0
+    );
+}
+
+#[test]
+fn process_metrics_grow_with_the_process() {
+    let registry = Registry::new();
+    register_process_metrics(&registrar(&registry), Role::Detokenizer).unwrap();
+    let page = || {
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&registry.gather(), &mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    };
+    let labels = r#"{component="detokenizer",model_name="tiny"}"#;
+    let first = page();
+    assert!(value(&first, &format!("sglang:process_cpu_seconds_total{labels}")) > 0.0);
+    assert!(value(&first, &format!("sglang:process_resident_memory_bytes{labels}")) > 1e5);
+    assert!(first.contains(&format!("sglang:link_dropped_frames_total{labels}")));
+    let later = page();
+    let cpu = |page: &str| value(page, &format!("sglang:process_cpu_seconds_total{labels}"));
+    assert!(cpu(&later) >= cpu(&first));
+}
