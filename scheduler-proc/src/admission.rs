@@ -136,10 +136,6 @@ impl Admission {
         self.growth = GrowthRatio(GrowthRatio::MIN);
     }
 
-    pub fn growth_ratio(&self) -> f64 {
-        self.growth.0
-    }
-
     pub fn take_retracted(&mut self) -> Retracted {
         std::mem::take(&mut self.retracted)
     }

@@ -74,10 +74,10 @@ fn a_tick_shows_the_window_and_begins_a_new_one() {
 fn positions_that_were_not_proposed_are_not_observed() {
     let (mut metrics, _) = metrics(40, true);
     metrics.step(&verify_step(&[2, 1], 2));
-    let accepted = |position| value(&metrics, "spec_accepted_drafts_at_position_total", Some(position));
-    assert_eq!((accepted("1"), accepted("2"), accepted("3")), (Some(2.0), Some(1.0), None));
-    assert_eq!(value(&metrics, "spec_proposed_drafts_at_position_total", Some("3")), Some(2.0));
-    assert_eq!(value(&metrics, "spec_proposed_drafts_at_position_total", Some("4")), None);
+    let accepted = |position| value(&metrics, "spec_accepted_at_position_total", Some(position));
+    assert_eq!((accepted("0"), accepted("1"), accepted("2")), (Some(2.0), Some(1.0), None));
+    assert_eq!(value(&metrics, "spec_proposed_at_position_total", Some("2")), Some(2.0));
+    assert_eq!(value(&metrics, "spec_proposed_at_position_total", Some("3")), None);
 }
 
 #[test]
