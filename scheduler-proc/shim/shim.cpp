@@ -7,6 +7,8 @@
 #include <c10/core/InferenceMode.h>
 #include <dlfcn.h>
 
+#include <cstdlib>
+
 namespace {
 
 thread_local std::string last_error;
@@ -17,6 +19,13 @@ constexpr int64_t kMinRows = 2;
 at::Tensor call(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   op.callBoxed(&stack);
   return stack[0].toTensor();
+}
+
+// oneDNN's AMX kernels cut a matrix differently for different numbers of rows, so that a row's bits depend on its
+// batch; those below AMX do not (a test over many shapes says so). oneDNN reads this once, at its first call;
+// whoever sets the variable knows better.
+__attribute__((constructor)) void keep_rows_independent() {
+  setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", /* overwrite */ 0);
 }
 
 }  // namespace

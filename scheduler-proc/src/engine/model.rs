@@ -87,6 +87,11 @@ impl TargetModel {
         self.limits.vocab_size
     }
 
+    /// Bytes of the embedding table: of all weights the only ones a step does not read as a whole.
+    pub fn gathered_bytes(&self) -> u64 {
+        self.decoder.embedding_bytes()
+    }
+
     /// Runs the rows, stores their keys and values, and returns the hidden states of all tokens in order, with
     /// those of the layers in `capture` (see [`DecoderOutput`]).
     pub fn forward_hidden(

@@ -43,3 +43,50 @@ impl Linear {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tch::Kind;
+
+    use super::*;
+
+    /// Rows of a batch against the same rows in batches of every size.
+    fn check(kind: Kind, out: i64, input: i64) {
+        let weight = (Tensor::randn([out, input], (Kind::Float, Device::Cpu)) * 0.05).to_kind(kind);
+        let linear = Linear::new(&weight, None).unwrap();
+        let x = Tensor::randn([300, input], (Kind::Float, Device::Cpu)).to_kind(kind);
+        let all = linear.forward(&x).unwrap();
+        let mut differing = Vec::new();
+        for rows in
+            [1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 100, 128, 200, 256]
+        {
+            let part = linear.forward(&x.narrow(0, 0, rows).contiguous()).unwrap();
+            if !part.equal(&all.narrow(0, 0, rows)) {
+                differing.push(rows);
+            }
+        }
+        assert_eq!(differing, Vec::<i64>::new(), "{kind:?} {out}x{input}");
+    }
+
+    #[test]
+    fn rows_do_not_depend_on_their_number() {
+        let mut failures = Vec::new();
+        for kind in [Kind::Float, Kind::BFloat16] {
+            for (out, input) in [
+                (960, 576),
+                (576, 576),
+                (3072, 576),
+                (576, 1536),
+                (4096, 4096),
+                (49152, 576),
+                (128, 64),
+                (112, 48),
+            ] {
+                if let Err(error) = std::panic::catch_unwind(|| check(kind, out, input)) {
+                    failures.push(error.downcast_ref::<String>().cloned());
+                }
+            }
+        }
+        assert!(failures.is_empty(), "{failures:#?}");
+    }
+}

@@ -202,6 +202,10 @@ impl Decoder {
         Ok(DecoderOutput { hidden, captured })
     }
 
+    pub fn embedding_bytes(&self) -> u64 {
+        self.embedding.bytes()
+    }
+
     /// Logits of hidden states that went through the final norm.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor, EngineError> {
         self.head.forward(hidden)
