@@ -7,25 +7,13 @@
 #include <c10/core/InferenceMode.h>
 #include <dlfcn.h>
 
-#include <cstdlib>
-
 namespace {
 
 thread_local std::string last_error;
 
-// oneDNN takes another kernel, with another order of sums, for a single row.
-constexpr int64_t kMinRows = 2;
-
 at::Tensor call(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   op.callBoxed(&stack);
   return stack[0].toTensor();
-}
-
-// oneDNN's AMX kernels cut a matrix differently for different numbers of rows, so that a row's bits depend on its
-// batch; those below AMX do not (a test over many shapes says so). oneDNN reads this once, at its first call;
-// whoever sets the variable knows better.
-__attribute__((constructor)) void keep_rows_independent() {
-  setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", /* overwrite */ 0);
 }
 
 }  // namespace
@@ -74,13 +62,10 @@ at::Tensor* dh_linear(const at::Tensor* x, const at::Tensor* packed, const at::T
   at::Tensor* result = nullptr;
   dh::guarded([&] {
     static auto op = c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_linear_pointwise", "");
-    int64_t rows = x->size(0);
-    at::Tensor input = rows < kMinRows ? x->expand({kMinRows, x->size(1)}).contiguous() : *x;
     c10::List<std::optional<at::Scalar>> scalars;
-    torch::jit::Stack stack{input, *packed, bias ? c10::IValue(*bias) : c10::IValue(), std::string("none"),
+    torch::jit::Stack stack{*x, *packed, bias ? c10::IValue(*bias) : c10::IValue(), std::string("none"),
                             scalars, c10::IValue()};
-    at::Tensor y = call(op, stack);
-    result = new at::Tensor(rows < kMinRows ? y.narrow(0, 0, rows) : y);
+    result = new at::Tensor(call(op, stack));
   });
   return result;
 }

@@ -159,7 +159,7 @@ impl Decoder {
         let shape = &spec.shape;
         let tables = Rc::new(RopeTables::new(
             shape.rope_theta,
-            shape.rope_scaling,
+            &shape.rope_scaling,
             shape.head_dim,
             positions,
             loader.device(),
