@@ -242,3 +242,6 @@ fn read_config(content: &Content) -> Result<(HfConfig, bool), String> {
 fn first_line(error: &candle_core::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }
+
+#[cfg(test)]
+mod tests;
