@@ -1,7 +1,7 @@
 //! Owns the truth about every request: what it asked, the ids received so far, and who waits. Every request ends
 //! here exactly once, by its last row, by its client leaving, or by [`Registry::close`].
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use proto::link::SendError;
@@ -35,7 +35,13 @@ pub(crate) struct Registry {
 
 #[derive(Default)]
 struct State {
+    /// By the name on the links, which is never used twice: a client may use its own again as soon as it has
+    /// left, while rows of the first request are still on their way.
     live: HashMap<RequestId, Entry>,
+    /// The clients' names of what is alive.
+    names: HashSet<RequestId>,
+    /// Requests registered so far.
+    registered: u64,
     /// Aborts that did not fit on the link yet.
     unsent_aborts: Vec<RequestId>,
     scheduler_up: bool,
@@ -46,7 +52,9 @@ struct State {
 struct Entry {
     /// `output_ids` and `spec` grow with every row, so that it can be handed to a new scheduler as it is.
     input: TokenizedGenerateReqInput,
-    /// The name the client knows; differs from the rid for copies and batches.
+    /// The name the client knows.
+    name: RequestId,
+    /// The name that stands for all copies and prompts of one body.
     group: RequestId,
     text_len: u64,
     /// What the last row said.
@@ -57,7 +65,7 @@ struct Entry {
     abort_requested: bool,
 }
 
-/// One request to be registered.
+/// One request to be registered, with the client's name for it.
 pub(crate) struct Registration {
     pub input: TokenizedGenerateReqInput,
     pub group: RequestId,
@@ -65,15 +73,19 @@ pub(crate) struct Registration {
 
 /// A client's claim on one answer. Dropping it before the end aborts the request.
 pub(crate) struct Ticket {
+    /// On the links.
     rid: RequestId,
+    /// For the client.
+    name: RequestId,
     mailbox: Arc<Mailbox>,
     registry: Arc<Registry>,
     ended: bool,
 }
 
 impl Ticket {
-    pub(crate) fn rid(&self) -> &RequestId {
-        &self.rid
+    /// The client's name for the request.
+    pub(crate) fn name(&self) -> &RequestId {
+        &self.name
     }
 
     /// What is new; `None` after the end.
@@ -134,11 +146,14 @@ impl Registry {
         if let Some(why) = &state.closed {
             return Err(Refusal::Unavailable(why.clone()));
         }
-        refuse_duplicates(&state.live, &requests)?;
+        refuse_duplicates(&state.names, &requests)?;
         let mut tickets = Vec::with_capacity(requests.len());
         let mut refusal = None;
         for Registration { mut input, group } in requests {
             input.attempt = u32::from(state.scheduler_up);
+            state.registered += 1;
+            let name = input.rid.clone();
+            input.rid = RequestId(format!("{name}#{}", state.registered));
             if let Err(why) = self.send(&ToScheduler::Generate(Box::new(input.clone()))) {
                 refusal = Some(why);
                 break;
@@ -147,6 +162,7 @@ impl Registry {
             let clock = RequestClock::start(input.stream, input.log_metrics);
             let entry = Entry {
                 input,
+                name: name.clone(),
                 group,
                 text_len: 0,
                 latest: Progress::default(),
@@ -155,9 +171,10 @@ impl Registry {
                 clock,
                 abort_requested: false,
             };
+            state.names.insert(name.clone());
             state.live.insert(rid.clone(), entry);
             self.live.send_replace(state.live.len());
-            tickets.push(Ticket { rid, mailbox, registry: Arc::clone(self), ended: false });
+            tickets.push(Ticket { rid, name, mailbox, registry: Arc::clone(self), ended: false });
         }
         // The tickets' drop takes the lock again.
         drop(state);
@@ -221,9 +238,9 @@ impl Registry {
     /// so far still comes. Unknown names have no effect.
     pub(crate) fn abort(&self, rid: Option<&RequestId>) {
         let mut state = self.lock();
-        let named = |id: &RequestId, entry: &Entry| rid.is_none_or(|rid| rid == id || *rid == entry.group);
+        let named = |entry: &Entry| rid.is_none_or(|rid| *rid == entry.name || *rid == entry.group);
         let mut hit = Vec::new();
-        for (id, entry) in state.live.iter_mut().filter(|(id, entry)| named(id, entry)) {
+        for (id, entry) in state.live.iter_mut().filter(|(_, entry)| named(entry)) {
             entry.abort_requested = true;
             hit.push(id.clone());
         }
@@ -299,6 +316,7 @@ impl Registry {
     /// The one place where a request ends. False when it already had.
     fn end(&self, state: &mut State, rid: &RequestId, reason: FinishReason) -> bool {
         let Some(entry) = state.live.remove(rid) else { return false };
+        state.names.remove(&entry.name);
         self.live.send_replace(state.live.len());
         self.metrics.finished(&entry.clock, &entry.input, &entry.latest, &reason);
         entry.mailbox.end(End { reason, e2e_latency: entry.clock.elapsed() });
@@ -321,10 +339,10 @@ impl Registry {
     }
 }
 
-fn refuse_duplicates(live: &HashMap<RequestId, Entry>, requests: &[Registration]) -> Result<(), Refusal> {
-    let mut seen = std::collections::HashSet::new();
+fn refuse_duplicates(names: &HashSet<RequestId>, requests: &[Registration]) -> Result<(), Refusal> {
+    let mut seen = HashSet::new();
     for rid in requests.iter().map(|request| &request.input.rid) {
-        if live.contains_key(rid) || !seen.insert(rid) {
+        if names.contains(rid) || !seen.insert(rid) {
             return Err(Refusal::Invalid(format!("Duplicate request ID {rid}")));
         }
     }

@@ -1,3 +1,5 @@
+//! Tests of the registry.
+
 use std::sync::{Arc, Mutex};
 
 use proto::link::{Backlog, SendError};
@@ -7,6 +9,10 @@ use proto::{
 };
 
 use super::*;
+
+fn client_name(wire: &RequestId) -> String {
+    wire.0.split('#').next().unwrap_or_default().to_owned()
+}
 
 /// A registry whose messages are kept, and refused while `full`.
 struct Bench {
@@ -83,6 +89,22 @@ fn length(n: u32) -> Option<FinishReason> {
 }
 
 impl Bench {
+    /// The name on the links of the request last registered under `name`.
+    fn wire(&self, name: &str) -> RequestId {
+        let sent = self.sent.lock().unwrap();
+        let last = sent.iter().rev().find_map(|message| match message {
+            ToScheduler::Generate(input) if client_name(&input.rid) == name => Some(input.rid.clone()),
+            _ => None,
+        });
+        last.unwrap_or_else(|| name.into())
+    }
+
+    /// Routes rows that are named as the client names them.
+    fn route(&self, mut batch: BatchStrOutput) {
+        batch.rids.iter_mut().for_each(|rid| *rid = self.wire(&rid.0));
+        self.registry.route(batch);
+    }
+
     fn one(&self, rid: &str) -> Ticket {
         self.registry.register(vec![request(rid, true)]).unwrap().pop().unwrap()
     }
@@ -90,7 +112,7 @@ impl Bench {
     fn aborts(&self) -> Vec<String> {
         let sent = self.sent.lock().unwrap();
         let rid = |message: &ToScheduler| match message {
-            ToScheduler::Abort(AbortReq { rid: Some(rid), .. }) => Some(rid.0.clone()),
+            ToScheduler::Abort(AbortReq { rid: Some(rid), .. }) => Some(client_name(rid)),
             _ => None,
         };
         sent.iter().filter_map(rid).collect()
@@ -120,9 +142,9 @@ fn take(ticket: &mut Ticket) -> Update {
 fn rows_that_overlap_are_taken_once() {
     let bench = bench();
     let mut ticket = bench.one("a");
-    bench.registry.route(row("a", 0, 3, None));
-    bench.registry.route(row("a", 0, 2, None));
-    bench.registry.route(row("a", 1, 5, length(5)));
+    bench.route(row("a", 0, 3, None));
+    bench.route(row("a", 0, 2, None));
+    bench.route(row("a", 1, 5, length(5)));
     let Update { delta, end } = take(&mut ticket);
     assert_eq!(delta.output_ids, [0, 1, 2, 3, 4]);
     assert_eq!(delta.text, "ab".repeat(5));
@@ -138,9 +160,9 @@ fn rows_that_overlap_are_taken_once() {
 fn a_hole_fails_the_request_alone() {
     let bench = bench();
     let (mut hurt, mut well) = (bench.one("hurt"), bench.one("well"));
-    bench.registry.route(row("hurt", 0, 1, None));
-    bench.registry.route(row("hurt", 2, 3, None));
-    bench.registry.route(row("well", 0, 1, length(1)));
+    bench.route(row("hurt", 0, 1, None));
+    bench.route(row("hurt", 2, 3, None));
+    bench.route(row("well", 0, 1, length(1)));
     let reason = take(&mut hurt).end.unwrap().reason;
     assert!(matches!(reason, FinishReason::Abort { status_code: Some(500), .. }), "{reason:?}");
     assert_eq!(take(&mut well).end.unwrap().reason, length(1).unwrap());
@@ -151,9 +173,9 @@ fn a_hole_fails_the_request_alone() {
 fn a_request_ends_once_and_late_rows_are_dropped() {
     let bench = bench();
     let mut ticket = bench.one("a");
-    bench.registry.route(row("a", 0, 1, length(1)));
-    bench.registry.route(row("a", 1, 2, length(2)));
-    bench.registry.refuse(&RequestId::from("a"), FinishReason::failed(503, "x", "late"));
+    bench.route(row("a", 0, 1, length(1)));
+    bench.route(row("a", 1, 2, length(2)));
+    bench.registry.refuse(&bench.wire("a"), FinishReason::failed(503, "x", "late"));
     bench.registry.close("later still");
     assert_eq!(take(&mut ticket).end.unwrap().reason, length(1).unwrap());
     drop(ticket);
@@ -193,16 +215,16 @@ fn a_batch_that_does_not_fit_leaves_nothing_behind() {
 fn a_new_scheduler_gets_what_the_client_has() {
     let bench = bench();
     let (mut ticket, _aborted) = (bench.one("a"), bench.one("b"));
-    bench.registry.route(row("a", 0, 3, None));
+    bench.route(row("a", 0, 3, None));
     bench.registry.abort(Some(&RequestId::from("b")));
     bench.registry.scheduler_down();
     bench.registry.scheduler_up(true);
     let again = bench.submissions().pop().unwrap();
-    assert_eq!((again.rid.0.as_str(), again.attempt), ("a", 2));
+    assert_eq!((client_name(&again.rid).as_str(), again.attempt), ("a", 2));
     assert_eq!(again.output_ids, [0, 1, 2]);
     assert_eq!(again.spec.verify_ct, 3);
     assert_eq!(bench.submissions().len(), 3, "an aborted request is not run again");
-    bench.registry.route(row("a", 3, 4, length(4)));
+    bench.route(row("a", 3, 4, length(4)));
     assert_eq!(take(&mut ticket).delta.output_ids, [0, 1, 2, 3]);
 }
 
@@ -226,8 +248,8 @@ fn a_client_that_does_not_read_is_cut_off_and_others_are_not() {
     });
     let step = 1 << 18;
     for start in (0..4 * step).step_by(step as usize) {
-        bench.registry.route(row("slow", start, start + step, None));
-        bench.registry.route(row("whole", start, start + step, None));
+        bench.route(row("slow", start, start + step, None));
+        bench.route(row("whole", start, start + step, None));
     }
     assert_eq!(bench.aborts(), ["slow"]);
     let reason = take(&mut slow).end.unwrap().reason;
@@ -257,4 +279,19 @@ fn a_name_stands_for_its_copies_and_for_no_other() {
     let mut aborts = bench.aborts();
     aborts.sort();
     assert_eq!(aborts, ["job_0", "job_1"]);
+}
+
+#[test]
+fn a_name_can_be_used_again_while_rows_of_its_first_request_are_on_their_way() {
+    let bench = bench();
+    let first = bench.one("a");
+    let late = bench.wire("a");
+    drop(first);
+    let mut second = bench.one("a");
+    let mut batch = row("a", 1, 3, None);
+    batch.rids[0] = late;
+    bench.registry.route(batch);
+    bench.route(row("a", 0, 1, length(1)));
+    let Update { delta, end } = take(&mut second);
+    assert_eq!((delta.output_ids, end.unwrap().reason), (vec![0], length(1).unwrap()));
 }

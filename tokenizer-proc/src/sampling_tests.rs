@@ -1,3 +1,5 @@
+//! Tests of the sampling parameters' ranges.
+
 use serde_json::json;
 
 use super::*;

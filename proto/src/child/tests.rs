@@ -1,3 +1,5 @@
+//! Tests of the children's common part that need no processes.
+
 use std::ffi::OsString;
 
 use super::args::{Args, ArgsError};

@@ -1,3 +1,5 @@
+//! Tests of the metric names, the snapshots and their join.
+
 use std::collections::HashSet;
 use std::path::Path;
 

@@ -106,7 +106,7 @@ async fn answer(app: &Arc<App>, body: &Map<String, Value>) -> Result<Response, A
     let answers = admitted.tickets.iter().enumerate().map(|(index, ticket)| {
         let prompt = index / admitted.n;
         One {
-            answer: Answer::new(ticket.rid().clone(), admitted.prompts[prompt].len()),
+            answer: Answer::new(ticket.name().clone(), admitted.prompts[prompt].len()),
             logprobs: views[prompt].clone(),
             prompt_ids: prompt_ids.then(|| Arc::clone(&admitted.prompts[prompt])),
         }

@@ -137,14 +137,16 @@ impl Fake {
     }
 
     pub(crate) fn wait_for_request(&self, rid: &str) {
-        self.wait_for(rid, |message| matches!(message, ToScheduler::Generate(input) if input.rid.0 == rid));
+        self.wait_for(
+            rid,
+            |message| matches!(message, ToScheduler::Generate(input) if client_name(&input.rid) == rid),
+        );
     }
 
     pub(crate) fn wait_for_abort(&self, rid: &str) {
-        let rid = RequestId::from(rid);
         self.wait_for(
             "an abort",
-            |message| matches!(message, ToScheduler::Abort(abort) if abort.rid.as_ref() == Some(&rid)),
+            |message| matches!(message, ToScheduler::Abort(abort) if abort.rid.as_ref().map(client_name) == Some(rid)),
         );
     }
 }
@@ -322,4 +324,9 @@ fn logprobs(input: &TokenizedGenerateReqInput, output_ids: &[TokenId], first: bo
         }
     }
     columns
+}
+
+/// A request's name for its client; on the links a number follows.
+fn client_name(rid: &RequestId) -> &str {
+    rid.0.split('#').next().unwrap_or_default()
 }

@@ -67,7 +67,7 @@ async fn answer(app: &Arc<App>, body: &Value) -> Result<Response, Refusal> {
     let report = Report::new(&common, n, app);
     let choices = tickets.iter().enumerate().map(|(index, ticket)| Choice {
         index,
-        answer: Answer::new(ticket.rid().clone(), prompts[0].len()),
+        answer: Answer::new(ticket.name().clone(), prompts[0].len()),
         logprobs: extra.logprobs.unwrap_or_default(),
         token_ids: common.return_token_ids.unwrap_or_default(),
         prompt_ids: common.return_prompt_token_ids.unwrap_or_default().then(|| Arc::clone(&prompts[0])),

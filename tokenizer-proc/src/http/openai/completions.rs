@@ -56,7 +56,7 @@ async fn answer(app: &Arc<App>, body: &Value) -> Result<Response, Refusal> {
     let wants_ids = common.return_token_ids.unwrap_or_default();
     let choices = tickets.iter().enumerate().map(|(index, ticket)| {
         let prompt = &prompts[index / n];
-        let mut answer = Answer::new(ticket.rid().clone(), prompt.len());
+        let mut answer = Answer::new(ticket.name().clone(), prompt.len());
         answer.text = echoes.get(index / n).cloned().unwrap_or_default();
         Choice {
             index,
