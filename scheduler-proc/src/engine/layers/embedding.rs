@@ -14,6 +14,10 @@ impl Embedding {
         Self { weight: weight.contiguous() }
     }
 
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
     /// `[tokens, hidden]`. Ids must lie inside the vocabulary.
     pub fn forward<'a>(&self, tokens: impl IntoIterator<Item = &'a TokenId>) -> Tensor {
         let ids: Vec<i64> = tokens.into_iter().map(|&id| i64::from(id)).collect();

@@ -206,14 +206,27 @@ fn params() -> RowParams {
     RowParams { sampling: SamplingParams::default(), terminators: Vec::new(), logprobs: None }
 }
 
+fn input<'a>(slot: EngineSlot, tokens: &'a [TokenId], params: &'a RowParams) -> DraftInput<'a> {
+    DraftInput { slot, tokens, prompt_len: tokens.len(), params, kv_slots: &[], limit: NO_LIMIT }
+}
+
 fn draft(drafter: &mut NgramDrafter, slot: EngineSlot, tokens: &[TokenId]) -> DraftTree {
     let params = params();
-    let inputs = [DraftInput { slot, tokens, params: &params, limit: NO_LIMIT }];
-    drafter.draft(&inputs).unwrap().remove(0)
+    let inputs = [input(slot, tokens, &params)];
+    Drafter::<()>::draft(drafter, &inputs).unwrap().remove(0)
 }
 
 fn commit(drafter: &mut NgramDrafter, slot: EngineSlot, tokens: &[TokenId], new_len: usize) {
-    drafter.commit(&[Commit { slot, tokens, new_len }]).unwrap();
+    let commit = Commit {
+        slot,
+        tokens,
+        new_len,
+        kv_slots: &[],
+        computed: 0..0,
+        hidden_rows: Vec::new(),
+        shares: false,
+    };
+    Drafter::<()>::commit(drafter, &[commit], None).unwrap();
 }
 
 #[test]
@@ -302,15 +315,10 @@ fn ngram_speed() {
         for at in 1000..1000 + steps {
             let inputs: Vec<_> = (0..)
                 .zip(&texts)
-                .map(|(slot, text)| DraftInput {
-                    slot: EngineSlot(slot),
-                    tokens: text,
-                    params: &params,
-                    limit: NO_LIMIT,
-                })
+                .map(|(slot, text)| input(EngineSlot(slot), text, &params))
                 .collect();
             let start = std::time::Instant::now();
-            nodes += drafter.draft(&inputs).unwrap().iter().map(DraftTree::len).sum::<usize>();
+            nodes += Drafter::<()>::draft(&mut drafter, &inputs).unwrap().iter().map(DraftTree::len).sum::<usize>();
             drafting += start.elapsed().as_secs_f64();
             (0..).zip(&mut texts).for_each(|(row, text)| text.push(word(row, at)));
             let start = std::time::Instant::now();
