@@ -84,7 +84,11 @@ pub(crate) struct Supervisor {
     reasons: BTreeMap<Role, String>,
     watch: Watchdog,
     patience: Patience,
+    signalled: Option<Instant>,
 }
+
+/// `timeout` and some shells signal a process and its group: what comes twice within this time was sent once.
+const ECHO: Duration = Duration::from_millis(250);
 
 impl Supervisor {
     /// All children have just been started.
@@ -97,6 +101,7 @@ impl Supervisor {
             reasons: BTreeMap::new(),
             watch: Watchdog { limit: watchdog, busy_since: None },
             patience,
+            signalled: None,
         }
     }
 
@@ -182,6 +187,9 @@ impl Supervisor {
     }
 
     fn on_signal(&mut self, signal: Signal, now: Instant) -> Vec<Action> {
+        if self.signalled.replace(now).is_some_and(|before| now - before < ECHO) {
+            return Vec::new();
+        }
         let ending = match &mut self.phase {
             Phase::Ending { ending, cause } => {
                 if matches!(cause, Cause::Asked) {

@@ -57,12 +57,20 @@ pub enum AckMode {
 pub enum LinkEvent<In> {
     /// A connection stands. `restarted` tells that the peer is a new incarnation, which remembers nothing: what
     /// was unacknowledged has been dropped, and the owner of the state sends again what still matters.
-    Up { peer: Incarnation, restarted: bool },
+    Up {
+        peer: Incarnation,
+        restarted: bool,
+    },
     Down,
     /// `seq` counts the messages of this link from 1, over all incarnations of the peer.
-    Message { seq: u64, message: In },
+    Message {
+        seq: u64,
+        message: In,
+    },
     /// The peer has processed everything this side sent, up to this number.
-    Acked { up_to: u64 },
+    Acked {
+        up_to: u64,
+    },
 }
 
 /// Sends on a link from any thread; cheap to clone.

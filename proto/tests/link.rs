@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use proto::link::{
-    AckMode, LinkEvent, LinkHandle, LinkSpec, LinkThread, SendError, Side, dropped_frames,
-};
+use proto::link::{AckMode, LinkEvent, LinkHandle, LinkSpec, LinkThread, SendError, Side, dropped_frames};
 use proto::{Incarnation, Role};
 
 const DEADLINE: Duration = Duration::from_secs(60);

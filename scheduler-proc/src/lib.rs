@@ -15,6 +15,8 @@ pub mod request;
 pub mod scheduler;
 pub mod stop;
 pub mod stream;
+#[cfg(test)]
+mod testing;
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};

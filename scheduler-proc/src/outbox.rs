@@ -90,6 +90,12 @@ impl<P: Peers> Outbox<P> {
         self.finishing.len() + self.ending.len()
     }
 
+    /// Requests whose end is not acknowledged.
+    #[cfg(test)]
+    pub fn ended(&self) -> impl Iterator<Item = &Request> {
+        self.finishing.iter().chain(self.ending.iter().map(|(_, request)| request))
+    }
+
     pub fn reply(&mut self, message: ToTokenizer) {
         self.replies.push_back(message);
         self.send_replies();
@@ -167,7 +173,7 @@ fn send_group(peers: &mut impl Peers, group: &mut [&mut Request]) -> Result<Opti
             group.iter_mut().for_each(|request| stream::mark_sent(request));
             Ok(Some(seq))
         }
-        Err(SendError::TooLarge { .. }) if group.len() > 1 => {
+        Err(SendError::TooLarge { .. } | SendError::Unencodable(_)) if group.len() > 1 => {
             let (left, right) = group.split_at_mut(group.len() / 2);
             let first = send_group(peers, left)?;
             match send_group(peers, right) {
@@ -175,25 +181,22 @@ fn send_group(peers: &mut impl Peers, group: &mut [&mut Request]) -> Result<Opti
                 Err(last) => Err(last.or(first)),
             }
         }
-        Err(SendError::TooLarge { bytes, limit }) => Ok(send_failure(peers, group, bytes, limit)),
+        Err(error @ (SendError::TooLarge { .. } | SendError::Unencodable(_))) => {
+            Ok(send_failure(peers, group, &error))
+        }
         Err(SendError::Full(_) | SendError::Closed) => Err(None),
     }
 }
 
-/// A row too large for any message ends its request: the log-probabilities that make it large are given up.
-fn send_failure(
-    peers: &mut impl Peers,
-    group: &mut [&mut Request],
-    bytes: usize,
-    limit: usize,
-) -> Option<u64> {
+/// A row that no message can carry ends its request: the log-probabilities that make it large are given up.
+fn send_failure(peers: &mut impl Peers, group: &mut [&mut Request], error: &SendError) -> Option<u64> {
     let request = group.first_mut()?;
     if request.logprobs.take().is_none() {
-        tracing::error!(rid = %request.rid, bytes, limit, "a row without log-probabilities is too large");
+        tracing::error!(rid = %request.rid, %error, "a row without log-probabilities cannot be sent");
         stream::mark_sent(request);
         return None;
     }
-    let message = format!("the reply takes {bytes} bytes, more than the {limit} that one message may have");
+    let message = format!("the reply cannot be sent: {error}");
     request.finish = Some(FinishReason::failed(500, "InternalServerError", message));
     send_group(peers, &mut group[..1]).ok().flatten()
 }

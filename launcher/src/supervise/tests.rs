@@ -105,6 +105,8 @@ fn a_signal_drains_and_ends_with_0() {
 fn a_second_signal_forces() {
     let mut story = Story::serving();
     story.tell(Event::Signal(Signal::SIGINT));
+    assert!(story.tell(Event::Signal(Signal::SIGINT)).is_empty(), "an echo is no second signal");
+    story.now += Duration::from_secs(1);
     assert_eq!(
         story.tell(Event::Signal(Signal::SIGINT)),
         ["Signal(Scheduler, SIGKILL)", "Signal(Detokenizer, SIGKILL)", "Signal(Tokenizer, SIGKILL)"]

@@ -24,12 +24,21 @@ pub(super) enum Frame {
     /// The first frame each way.
     Hello(Hello),
     /// The second frame each way: the number of the first data frame that can follow.
-    Start { next: u64 },
-    Data { seq: u64, payload: Bytes },
+    Start {
+        next: u64,
+    },
+    Data {
+        seq: u64,
+        payload: Bytes,
+    },
     /// Everything up to this number is processed. Repeated as a sign of life.
-    Ack { up_to: u64 },
+    Ack {
+        up_to: u64,
+    },
     /// Why the sender hangs up on this peer.
-    Refuse { reason: String },
+    Refuse {
+        reason: String,
+    },
 }
 
 /// Who speaks, and what it remembers of the peer.

@@ -108,7 +108,11 @@ impl Session {
     }
 
     pub(super) fn next_turn(&self, peering: &Peering) -> Instant {
-        peering.inbox.ack_due().filter(|_| self.up).map_or(self.heartbeat_at, |due| due.min(self.heartbeat_at))
+        peering
+            .inbox
+            .ack_due()
+            .filter(|_| self.up)
+            .map_or(self.heartbeat_at, |due| due.min(self.heartbeat_at))
     }
 
     /// Says what is due at this time. `flush` says at once what could wait.
@@ -142,7 +146,11 @@ impl Session {
             Ok(Frame::Start { next }) if self.up && !self.started => {
                 self.started = true;
                 if !peering.inbox.start(next) {
-                    tracing::error!(link = peering.name, next, "the peer has dropped messages for this process");
+                    tracing::error!(
+                        link = peering.name,
+                        next,
+                        "the peer has dropped messages for this process"
+                    );
                 }
                 Ok(())
             }

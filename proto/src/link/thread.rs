@@ -43,11 +43,15 @@ struct Core {
 impl LinkThread {
     /// `role` and `incarnation` are said in every hello.
     pub fn start(role: Role, incarnation: Incarnation) -> io::Result<Self> {
-        let runtime =
-            Builder::new_current_thread().enable_all().thread_name("links-io").max_blocking_threads(1).build()?;
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .thread_name("links-io")
+            .max_blocking_threads(1)
+            .build()?;
         let handle = runtime.handle().clone();
         let (running, stopped) = oneshot::channel();
-        let thread = std::thread::Builder::new().name("links".to_owned()).spawn(move || turn(runtime, stopped))?;
+        let thread =
+            std::thread::Builder::new().name("links".to_owned()).spawn(move || turn(runtime, stopped))?;
         let core = Arc::new(Core { runtime: handle, running: Some(running), thread: Some(thread) });
         Ok(Self::on(core, (role, incarnation)))
     }

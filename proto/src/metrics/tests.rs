@@ -39,7 +39,10 @@ fn names_are_unique_and_say_what_they_are() {
         assert!(seen.insert(info.name), "{} appears twice", info.name);
         assert!(info.name.starts_with("sglang:") && !info.name.contains("_total_total"), "{}", info.name);
         assert!(info.help.ends_with('.') && !info.help.contains('\n'), "{}: {}", info.name, info.help);
-        if info.name.starts_with("sglang:spec_") && info.name.contains("draft") && info.name.ends_with("_total") {
+        if info.name.starts_with("sglang:spec_")
+            && info.name.contains("draft")
+            && info.name.ends_with("_total")
+        {
             assert!(info.help.contains("onus"), "{} does not say whether the bonus is in it", info.name);
         }
     }
@@ -82,15 +85,24 @@ fn counters_and_histograms_are_summed_and_gauges_are_the_latest_life_s() {
     assert_eq!(value(&page, &format!("sglang:spec_verify_steps_total{labels}")), 111.0);
     assert_eq!(value(&page, &format!("sglang:queue_time_seconds_count{labels}")), 4.0);
     assert!((value(&page, &format!("sglang:queue_time_seconds_sum{labels}")) - 5004.504).abs() < 1e-9);
-    let bucket = |le: &str| value(&page, &format!(r#"sglang:queue_time_seconds_bucket{{model_name="tiny",le="{le}"}}"#));
-    assert_eq!([bucket("0.001"), bucket("0.005"), bucket("5"), bucket("3000"), bucket("+Inf")], [0.0, 2.0, 3.0, 3.0, 4.0]);
+    let bucket = |le: &str| {
+        value(&page, &format!(r#"sglang:queue_time_seconds_bucket{{model_name="tiny",le="{le}"}}"#))
+    };
+    assert_eq!(
+        [bucket("0.001"), bucket("0.005"), bucket("5"), bucket("3000"), bucket("+Inf")],
+        [0.0, 2.0, 3.0, 3.0, 4.0]
+    );
 }
 
 #[test]
 fn a_gauge_that_only_a_dead_life_had_is_gone() {
     let dir = tempfile::tempdir().unwrap();
     let old = Registry::new();
-    names::HTTP_REQUESTS_ACTIVE.register(&registrar(&old)).unwrap().with_label_values(&["/x", "GET"]).set(3.0);
+    names::HTTP_REQUESTS_ACTIVE
+        .register(&registrar(&old))
+        .unwrap()
+        .with_label_values(&["/x", "GET"])
+        .set(3.0);
     names::NUM_ABORTED_REQUESTS.register(&registrar(&old)).unwrap().inc();
     write(dir.path(), Role::Tokenizer, 1, &old);
     assert!(render(&join(dir.path(), None)).contains("http_requests_active"));
@@ -116,7 +128,8 @@ fn bad_files_are_left_out_and_counted() {
         .count();
     // A file may end between two families.
     assert_eq!(readable, 2);
-    std::fs::write(dir.path().join("scheduler.2.pb"), b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7fjunk").unwrap();
+    std::fs::write(dir.path().join("scheduler.2.pb"), b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7fjunk")
+        .unwrap();
     std::fs::write(dir.path().join("scheduler.3.tmp"), b"half").unwrap();
     std::fs::write(dir.path().join("notes.txt"), b"junk").unwrap();
     let page = render(&join(dir.path(), None));
@@ -155,7 +168,11 @@ fn buckets_are_in_numeric_order_and_families_contiguous() {
     for line in page.lines().filter(|line| line.starts_with("# HELP ")) {
         assert!(families.insert(line.split(' ').nth(2).unwrap()), "{line} for the second time");
     }
-    assert_eq!(value(&page, r#"sglang:num_running_reqs{model_name="tiny"}"#), 2.0, "the caller's own is the latest");
+    assert_eq!(
+        value(&page, r#"sglang:num_running_reqs{model_name="tiny"}"#),
+        2.0,
+        "the caller's own is the latest"
+    );
 }
 
 #[test]
@@ -163,7 +180,10 @@ fn two_scrapes_show_the_same() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), Role::Scheduler, 1, &scheduler(1.0, 5, &[0.3]));
     assert_eq!(render(&join(dir.path(), None)), render(&join(dir.path(), None)));
-    assert_eq!(value(&render(&join(Path::new("/nowhere"), None)), "sglang:metrics_unreadable_snapshots"), 0.0);
+    assert_eq!(
+        value(&render(&join(Path::new("/nowhere"), None)), "sglang:metrics_unreadable_snapshots"),
+        0.0
+    );
 }
 
 #[test]

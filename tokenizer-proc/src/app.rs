@@ -1,0 +1,157 @@
+//! Owns what handlers share: the parts of this process, and whether it takes requests.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::SystemTime;
+
+use proto::ServeConfig;
+use proto::child::{Phase, Shutdown};
+use proto::metrics::SnapshotWriter;
+use tokio::sync::{Notify, watch};
+use tracing::warn;
+
+use crate::bridge::{Bridge, SchedulerView};
+use crate::chat_template::ChatTemplate;
+use crate::intake::Intake;
+use crate::metrics::TokenizerMetrics;
+use crate::probe::Probe;
+use crate::refusal::Refusal;
+use crate::registry::Registry;
+use crate::tokenize::Codec;
+
+/// The state of the HTTP front end.
+pub(crate) struct App {
+    pub config: Arc<ServeConfig>,
+    pub registry: Arc<Registry>,
+    pub intake: Intake,
+    pub bridge: Bridge,
+    pub scheduler: watch::Receiver<SchedulerView>,
+    pub metrics: Arc<TokenizerMetrics>,
+    pub probe: Probe,
+    pub started: SystemTime,
+    /// Locked while the file is written: the draft has one name.
+    snapshots: Mutex<SnapshotWriter>,
+    shutdown: Shutdown,
+    texts: OnceLock<Texts>,
+    texts_loaded: Notify,
+}
+
+/// What an [`App`] is made of.
+pub(crate) struct Parts {
+    pub(crate) config: Arc<ServeConfig>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) bridge: Bridge,
+    pub(crate) metrics: Arc<TokenizerMetrics>,
+    pub(crate) snapshots: SnapshotWriter,
+    pub(crate) shutdown: Shutdown,
+}
+
+/// What is read from the tokenizer's folder; nothing of it with `--skip-tokenizer-init`.
+struct Texts {
+    codec: Option<Codec>,
+    template: Option<ChatTemplate>,
+}
+
+impl App {
+    pub(crate) fn new(parts: Parts) -> Arc<Self> {
+        let Parts { config, registry, bridge, metrics, snapshots, shutdown } = parts;
+        let scheduler = bridge.scheduler_view();
+        let intake = Intake::new(Arc::clone(&config), Arc::clone(&registry), scheduler.clone());
+        Arc::new(Self {
+            config,
+            registry,
+            intake,
+            bridge,
+            scheduler,
+            metrics,
+            probe: Probe::default(),
+            started: SystemTime::now(),
+            snapshots: Mutex::new(snapshots),
+            shutdown,
+            texts: OnceLock::new(),
+            texts_loaded: Notify::new(),
+        })
+    }
+
+    /// Reads the tokenizer and the chat template; takes as long as the files are big.
+    pub(crate) fn load_texts(&self) -> anyhow::Result<()> {
+        let dir = self.config.model.tokenizer_dir.as_deref();
+        let texts = match dir.filter(|_| !self.config.server.skip_tokenizer_init) {
+            Some(dir) => Texts { codec: Some(Codec::load(dir)?), template: load_template(dir)? },
+            None => Texts { codec: None, template: None },
+        };
+        // A second load would bring the same.
+        let _ = self.texts.set(texts);
+        self.texts_loaded.notify_waiters();
+        Ok(())
+    }
+
+    /// Waits until requests can be served.
+    pub(crate) async fn serving(&self) {
+        loop {
+            let loaded = self.texts_loaded.notified();
+            if self.texts.get().is_some() {
+                break;
+            }
+            loaded.await;
+        }
+        // The sender lives as long as the bridge, which is ours.
+        let _ = self.scheduler.clone().wait_for(|view| view.info.is_some()).await;
+    }
+
+    pub(crate) fn codec(&self) -> Result<Option<&Codec>, Refusal> {
+        self.texts().map(|texts| texts.codec.as_ref())
+    }
+
+    pub(crate) fn template(&self) -> Result<Option<&ChatTemplate>, Refusal> {
+        self.texts().map(|texts| texts.template.as_ref())
+    }
+
+    /// Whether new requests are taken. They are while the scheduler is being restarted: they wait for it.
+    pub(crate) fn check_serving(&self) -> Result<(), Refusal> {
+        if self.shutdown.phase() >= Phase::Draining {
+            return Err(Refusal::Unavailable("The server is stopping.".to_owned()));
+        }
+        self.texts()?;
+        match self.scheduler.borrow().info {
+            Some(_) => Ok(()),
+            None => Err(starting()),
+        }
+    }
+
+    /// Whether a request sent now would run now.
+    pub(crate) fn check_ready(&self) -> Result<(), Refusal> {
+        self.check_serving()?;
+        match self.scheduler.borrow().up {
+            true => Ok(()),
+            false => Err(Refusal::Unavailable("The scheduler is away.".to_owned())),
+        }
+    }
+
+    /// Writes this process' snapshot.
+    pub(crate) fn publish_metrics(&self) {
+        let snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = snapshots.write(self.metrics.registry()) {
+            warn!(%error, "cannot write the metrics snapshot");
+        }
+    }
+
+    /// All processes' series, from their snapshots, with this process' own brought up to date. Blocks on files,
+    /// never on another process.
+    pub(crate) fn metrics_page(&self) -> String {
+        self.publish_metrics();
+        proto::metrics::render(&proto::metrics::join(&self.config.metrics_dir(), None))
+    }
+
+    fn texts(&self) -> Result<&Texts, Refusal> {
+        self.texts.get().ok_or_else(starting)
+    }
+}
+
+fn load_template(dir: &Path) -> anyhow::Result<Option<ChatTemplate>> {
+    ChatTemplate::load(dir)
+}
+
+fn starting() -> Refusal {
+    Refusal::Unavailable("The server is starting.".to_owned())
+}

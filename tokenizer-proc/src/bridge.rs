@@ -1,0 +1,173 @@
+//! Owns the two links of this process and the replies that belong to no request. What arrives is routed on the
+//! link thread, without blocking.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use proto::link::{AckMode, LinkEvent, LinkHandle, LinkSpec, LinkThread, Side};
+use proto::{
+    Endpoints, FlushCacheReqInput, FlushCacheReqOutput, GetInternalStateReq, InternalState, Role,
+    SchedulerInfo, ToScheduler, ToTokenizer,
+};
+use tokio::sync::{oneshot, watch};
+use tracing::{info, warn};
+
+use crate::refusal::Refusal;
+use crate::registry::Registry;
+
+/// How the scheduler is doing, as far as this process can tell.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SchedulerView {
+    pub up: bool,
+    /// What the scheduler said when it became ready; kept while it is away.
+    pub info: Option<SchedulerInfo>,
+}
+
+/// The way to the other processes.
+pub(crate) struct Bridge {
+    scheduler: LinkHandle<ToScheduler>,
+    inbox: Arc<Inbox>,
+    next_id: AtomicU64,
+    /// Keeps the link open; nothing is said on it.
+    _text: LinkHandle<()>,
+}
+
+/// What the link thread writes to.
+struct Inbox {
+    registry: Arc<Registry>,
+    view: watch::Sender<SchedulerView>,
+    waiting: Mutex<HashMap<u64, Waiting>>,
+}
+
+enum Waiting {
+    Flush(oneshot::Sender<FlushCacheReqOutput>),
+    State(oneshot::Sender<InternalState>),
+}
+
+impl Bridge {
+    pub(crate) fn open(links: &LinkThread, endpoints: &Endpoints, registry: Arc<Registry>) -> Self {
+        let view = watch::Sender::new(SchedulerView::default());
+        let inbox = Arc::new(Inbox { registry: Arc::clone(&registry), view, waiting: Mutex::default() });
+        let spec = |path, side, peer| LinkSpec { path, side, peer, ack: AckMode::Auto };
+        let from_scheduler = Arc::clone(&inbox);
+        let scheduler = links.open::<ToScheduler, ToTokenizer>(
+            spec(endpoints.scheduler(), Side::Connect, Role::Scheduler),
+            move |event| from_scheduler.scheduler_event(event),
+        );
+        let outbox = scheduler.clone();
+        registry.connect(Box::new(move |message| outbox.send(message)));
+        let from_detokenizer = Arc::clone(&inbox);
+        let text = links
+            .open::<(), ToTokenizer>(spec(endpoints.text(), Side::Bind, Role::Detokenizer), move |event| {
+                from_detokenizer.text_event(event)
+            });
+        Self { scheduler, inbox, next_id: AtomicU64::new(1), _text: text }
+    }
+
+    pub(crate) fn scheduler_view(&self) -> watch::Receiver<SchedulerView> {
+        self.inbox.view.subscribe()
+    }
+
+    /// Empties the scheduler's caches; waits up to `timeout` for it to become idle.
+    pub(crate) async fn flush_cache(&self, timeout: Duration) -> Result<FlushCacheReqOutput, Refusal> {
+        let (sender, reply) = oneshot::channel();
+        let message =
+            |id| ToScheduler::FlushCache(FlushCacheReqInput { id, timeout_s: timeout.as_secs_f64() });
+        self.ask(Waiting::Flush(sender), message, reply, timeout + Duration::from_secs(30)).await
+    }
+
+    pub(crate) async fn internal_state(&self, timeout: Duration) -> Result<InternalState, Refusal> {
+        let (sender, reply) = oneshot::channel();
+        let message = |id| ToScheduler::GetInternalState(GetInternalStateReq { id });
+        self.ask(Waiting::State(sender), message, reply, timeout).await
+    }
+
+    async fn ask<T>(
+        &self,
+        waiting: Waiting,
+        message: impl FnOnce(u64) -> ToScheduler,
+        reply: oneshot::Receiver<T>,
+        timeout: Duration,
+    ) -> Result<T, Refusal> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        self.inbox.waiting().insert(id, waiting);
+        let _forget = Forget { inbox: &self.inbox, id };
+        self.scheduler
+            .send(&message(id))
+            .map_err(|error| Refusal::Unavailable(format!("The scheduler cannot be reached: {error}")))?;
+        match tokio::time::timeout(timeout, reply).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) => Err(Refusal::Unavailable("The scheduler was restarted.".to_owned())),
+            Err(_) => Err(Refusal::Unavailable("The scheduler did not answer in time.".to_owned())),
+        }
+    }
+}
+
+/// Forgets a question when its asker is gone, answered or not.
+struct Forget<'a> {
+    inbox: &'a Inbox,
+    id: u64,
+}
+
+impl Drop for Forget<'_> {
+    fn drop(&mut self) {
+        self.inbox.waiting().remove(&self.id);
+    }
+}
+
+impl Inbox {
+    fn scheduler_event(&self, event: LinkEvent<ToTokenizer>) {
+        match event {
+            LinkEvent::Up { peer, restarted } => {
+                info!(%peer, restarted, "scheduler connected");
+                if restarted {
+                    // Its senders' drop tells those who wait.
+                    self.waiting().clear();
+                }
+                self.view.send_modify(|view| view.up = true);
+                self.registry.scheduler_up(restarted);
+            }
+            LinkEvent::Down => {
+                warn!("scheduler disconnected");
+                self.view.send_modify(|view| view.up = false);
+                self.registry.scheduler_down();
+            }
+            LinkEvent::Message { message, .. } => self.message(message),
+            LinkEvent::Acked { .. } => self.registry.flush_aborts(),
+        }
+    }
+
+    fn text_event(&self, event: LinkEvent<ToTokenizer>) {
+        match event {
+            LinkEvent::Up { peer, restarted } => info!(%peer, restarted, "detokenizer connected"),
+            LinkEvent::Down => warn!("detokenizer disconnected"),
+            LinkEvent::Message { message, .. } => self.message(message),
+            LinkEvent::Acked { .. } => {}
+        }
+    }
+
+    fn message(&self, message: ToTokenizer) {
+        match message {
+            ToTokenizer::Text(batch) => self.registry.route(batch),
+            ToTokenizer::SchedulerReady(info) => self.view.send_modify(|view| view.info = Some(info)),
+            ToTokenizer::Refused { rid, reason } => self.registry.refuse(&rid, reason),
+            ToTokenizer::FlushCache(reply) => {
+                if let Some(Waiting::Flush(asker)) = self.waiting().remove(&reply.id) {
+                    // The asker may have given up meanwhile.
+                    let _ = asker.send(reply);
+                }
+            }
+            ToTokenizer::InternalState(reply) => {
+                if let Some(Waiting::State(asker)) = self.waiting().remove(&reply.id) {
+                    let _ = asker.send(reply.internal_state);
+                }
+            }
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, HashMap<u64, Waiting>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

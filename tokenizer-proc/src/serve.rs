@@ -1,0 +1,155 @@
+//! Owns the life of the process: start, serve, drain, stop.
+
+use std::net::TcpListener;
+use std::os::fd::{FromRawFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use proto::child::{CLOSE_DEADLINE, Child, Phase, Shutdown, StatusReporter};
+use proto::metrics::SnapshotWriter;
+use proto::{Endpoints, HEARTBEAT_INTERVAL, Heartbeat, Role, ServeConfig};
+use tracing::info;
+
+use crate::app::{App, Parts};
+use crate::bridge::Bridge;
+use crate::http::router;
+use crate::metrics::TokenizerMetrics;
+use crate::registry::Registry;
+
+/// Threads of the event loop; tokenisation and rendering have their own.
+const EVENT_LOOP_THREADS: usize = 2;
+/// Threads for blocking work, most of them idle.
+const BLOCKING_THREADS: usize = 16;
+const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(1);
+/// How long open connections may take to receive their last bytes.
+const LAST_BYTES: Duration = Duration::from_secs(2);
+
+/// Serves until shutdown. On draining, new requests get 503 and running ones finish; on stopping, they fail.
+pub fn run(child: Child) -> anyhow::Result<()> {
+    let Child { config, incarnation, links, shutdown, status, listen_fd } = child;
+    let listener = listen(&config, listen_fd)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(EVENT_LOOP_THREADS)
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_name("http")
+        .enable_all()
+        .build()
+        .context("starting the event loop")?;
+    let metrics = TokenizerMetrics::new(&config.server.served_model_name).context("registering metrics")?;
+    let snapshots = SnapshotWriter::new(&config.metrics_dir(), Role::Tokenizer, incarnation);
+    let registry = Registry::new(Arc::clone(&metrics));
+    let bridge = Bridge::open(&links, &Endpoints::new(&config.run_dir), Arc::clone(&registry));
+    let app = App::new(Parts { config, registry, bridge, metrics, snapshots, shutdown: shutdown.clone() });
+    let outcome = runtime.block_on(serve(app, listener, shutdown, status));
+    links.close(CLOSE_DEADLINE);
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn serve(
+    app: Arc<App>,
+    listener: TcpListener,
+    shutdown: Shutdown,
+    status: StatusReporter,
+) -> anyhow::Result<()> {
+    listener.set_nonblocking(true).context("preparing the listening socket")?;
+    let listener = tokio::net::TcpListener::from_std(listener).context("preparing the listening socket")?;
+    let beat = tokio::spawn(beat(Arc::clone(&app), status.clone()));
+    let loading = tokio::task::spawn_blocking({
+        let app = Arc::clone(&app);
+        move || app.load_texts()
+    });
+    let announce = tokio::spawn(announce(Arc::clone(&app), status));
+    let publish = tokio::spawn(publish(Arc::clone(&app)));
+    let stop = stopped(Arc::clone(&app), shutdown);
+    let (closing, closed) = tokio::sync::oneshot::channel();
+    let server = axum::serve(listener, router(Arc::clone(&app))).with_graceful_shutdown(async move {
+        stop.await;
+        // The other half waits below for as long as the server runs.
+        let _ = closing.send(());
+    });
+    let outcome = tokio::select! {
+        served = server.into_future() => served.context("serving HTTP"),
+        failed = failure(loading) => Err(failed).context("loading the tokenizer"),
+        () = async { let _ = closed.await; tokio::time::sleep(LAST_BYTES).await } => Ok(()),
+    };
+    app.registry.close("The server is stopping.");
+    beat.abort();
+    announce.abort();
+    publish.abort();
+    app.publish_metrics();
+    outcome
+}
+
+/// Resolves only when the task fails.
+async fn failure(loading: tokio::task::JoinHandle<anyhow::Result<()>>) -> anyhow::Error {
+    match loading.await {
+        Ok(Ok(())) => std::future::pending().await,
+        Ok(Err(error)) => error,
+        Err(panic) => panic.into(),
+    }
+}
+
+/// Ends when no request is left to serve: drained, or told to leave at once.
+async fn stopped(app: Arc<App>, shutdown: Shutdown) {
+    shutdown.reached(Phase::Draining).await;
+    info!(in_flight = app.registry.len(), "draining");
+    tokio::select! {
+        () = app.registry.idle() => {}
+        () = shutdown.reached(Phase::Stopping) => {}
+    }
+    app.registry.close("The server is stopping.");
+}
+
+async fn announce(app: Arc<App>, status: StatusReporter) {
+    app.serving().await;
+    let started = app.started.elapsed().unwrap_or_default();
+    app.metrics.started("tokenizer_e2e", started.as_secs_f64());
+    let scheduler = app.scheduler.borrow().info.as_ref().map(|info| info.startup_time);
+    if let Some(seconds) = scheduler {
+        app.metrics.started("scheduler_e2e", seconds);
+    }
+    let server = &app.config.server;
+    status.ready(&format!("http://{}:{}", server.host, server.port));
+}
+
+/// Says, from the event loop itself, that it turns.
+async fn beat(app: Arc<App>, status: StatusReporter) {
+    let mut ticks = tokio::time::interval(HEARTBEAT_INTERVAL);
+    let activity = app.registry.activity();
+    loop {
+        ticks.tick().await;
+        let in_flight = app.registry.len() as u64;
+        status.alive(Heartbeat { in_flight, queued: 0, progress: *activity.borrow() });
+    }
+}
+
+/// Keeps the snapshot in the run directory fresh, for whoever else joins it.
+async fn publish(app: Arc<App>) {
+    if !app.config.server.enable_metrics {
+        return;
+    }
+    let mut ticks = tokio::time::interval(SNAPSHOT_INTERVAL);
+    loop {
+        ticks.tick().await;
+        let app = Arc::clone(&app);
+        // A panic there is logged by the runtime and says nothing about the next snapshot.
+        let _ = tokio::task::spawn_blocking(move || app.publish_metrics()).await;
+    }
+}
+
+fn listen(config: &ServeConfig, fd: Option<RawFd>) -> anyhow::Result<TcpListener> {
+    if let Some(fd) = fd {
+        return Ok(inherited(fd));
+    }
+    let address = (config.server.host.as_str(), config.server.port);
+    TcpListener::bind(address).with_context(|| format!("listening on {}:{}", address.0, address.1))
+}
+
+#[allow(unsafe_code)]
+fn inherited(fd: RawFd) -> TcpListener {
+    // SAFETY: the launcher opened this socket for this process and named it on the command line; nothing else
+    // here uses the number, and `run` is called once.
+    unsafe { TcpListener::from_raw_fd(fd) }
+}

@@ -1,0 +1,146 @@
+//! Keys, health, information, the tokenizer's routes and the metrics page.
+
+use serde_json::{Value, json};
+
+use crate::fake::Mode;
+use crate::server::{start, start_with};
+
+#[test]
+fn a_key_guards_everything_but_probes_and_metrics() {
+    let server = start_with(|config| config.server.api_key = Some("sesame".to_owned()));
+    for path in ["/health", "/health_generate", "/ready", "/metrics", "/metrics/"] {
+        assert_eq!(server.get(path).status(), 200, "{path}");
+    }
+    let ask = |key: Option<&str>| {
+        let request = server.client.get(format!("{}/v1/models", server.url));
+        key.map_or(request.try_clone().unwrap(), |key| request.header("authorization", key)).send().unwrap()
+    };
+    for wrong in [None, Some("sesame"), Some("Bearer sesam"), Some("Bearer Sesame"), Some("Bearer ")] {
+        let response = ask(wrong);
+        assert_eq!(response.status(), 401, "{wrong:?}");
+        assert_eq!(response.json::<Value>().unwrap(), json!({"error": "Unauthorized"}));
+    }
+    assert_eq!(ask(Some("Bearer sesame")).status(), 200);
+    let preflight = server.client.request(reqwest::Method::OPTIONS, format!("{}/v1/completions", server.url));
+    let preflight = preflight.header("origin", "http://x").header("access-control-request-method", "POST");
+    let response = preflight.send().unwrap();
+    assert_eq!(response.status(), 200);
+    assert!(response.headers().contains_key("access-control-allow-origin"));
+}
+
+#[test]
+fn information_has_both_names_and_tells_no_secret() {
+    let server = start();
+    for path in ["/server_info", "/get_server_info"] {
+        let text = server.get(path).text().unwrap();
+        assert!(!text.contains("secret"), "{text}");
+        let info: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(info["internal_states"][0]["avg_spec_accept_length"], 2.5);
+        assert_eq!(info["internal_states"][0]["speculative_num_steps"], 3);
+        assert_eq!((&info["max_total_num_tokens"], &info["status"]), (&json!(4096), &json!("ready")));
+    }
+    for path in ["/model_info", "/get_model_info"] {
+        let info: Value = server.get(path).json().unwrap();
+        assert_eq!((&info["model_path"], &info["tokenizer_path"]), (&json!("models/smol"), &json!("tok")));
+    }
+    let missing = server.get("/nothing");
+    assert_eq!(missing.status(), 404);
+}
+
+#[test]
+fn health_needs_a_token_through_all_processes_and_probes_never_pile_up() {
+    let server = start();
+    assert_eq!(server.get("/health").status(), 200);
+    server.fake.mode(Mode::Silent);
+    let patient =
+        reqwest::blocking::Client::builder().timeout(std::time::Duration::from_millis(300)).build().unwrap();
+    for _ in 0..5 {
+        assert!(patient.get(format!("{}/health", server.url)).send().is_err());
+    }
+    let probes = server.fake.seen().into_iter().filter(|message| {
+        matches!(message, proto::ToScheduler::Generate(input) if input.rid.0.starts_with("HEALTH_CHECK_"))
+    });
+    assert_eq!(probes.count(), 2, "one answered, one in flight");
+}
+
+#[test]
+fn text_goes_to_ids_and_back() {
+    let server = start();
+    for prefix in ["", "/v1"] {
+        let body = json!({"model": "m", "prompt": "Hello world"});
+        let tokens = server.ok(&format!("{prefix}/tokenize"), &body);
+        assert_eq!((&tokens["count"], &tokens["max_model_len"]), (&json!(2), &json!(256)));
+        let text = server.ok(&format!("{prefix}/detokenize"), &json!({"tokens": tokens["tokens"]}));
+        assert_eq!(text, json!({"text": "Hello world"}));
+    }
+    let lists = server.ok("/tokenize", &json!({"prompt": ["a", "b c"]}));
+    assert_eq!(lists["count"], json!([1, 2]));
+    assert_eq!(server.ok("/detokenize", &json!({"tokens": lists["tokens"]})), json!({"text": ["a", "b c"]}));
+    server.refused("/detokenize", &json!({"tokens": [-1]}), 400);
+    server.refused("/detokenize", &json!({"tokens": ["x"]}), 400);
+    server.refused("/tokenize", &json!({"prompt": 5}), 400);
+    let chat = server.ok("/tokenize", &json!({"messages": [{"role": "user", "content": "Hi"}]}));
+    assert!(chat["count"].as_u64().unwrap() > 3);
+}
+
+#[test]
+fn metrics_count_each_request_once_and_are_only_read_by_a_scrape() {
+    let server = start();
+    let body = json!({"text": "Hello", "sampling_params": {"max_new_tokens": 5}});
+    server.ok("/generate", &body);
+    server.events(
+        "/generate",
+        &json!({"text": "Hello", "sampling_params": {"max_new_tokens": 5}, "stream": true}),
+    );
+    assert_eq!(server.get("/health").status(), 200);
+    let first = server.get("/metrics").text().unwrap();
+    let value = |page: &str, series: &str| -> f64 {
+        let line = page.lines().find(|line| line.starts_with(series) && line.contains("smol/model"));
+        line.unwrap_or_else(|| panic!("{series} is not in {page}"))
+            .rsplit(' ')
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap()
+    };
+    for page in [&first, &server.get("/metrics/").text().unwrap()] {
+        for streaming in ["True", "False"] {
+            let labelled = |name: &str| -> f64 {
+                let line = page.lines().find(|line| {
+                    line.starts_with(name) && line.contains(&format!("is_streaming=\"{streaming}\""))
+                });
+                line.unwrap_or_else(|| panic!("{name}")).rsplit(' ').next().unwrap().parse().unwrap()
+            };
+            assert_eq!(labelled("sglang:num_requests_total"), 1.0);
+            assert_eq!(labelled("sglang:generation_tokens_total"), 5.0);
+            assert_eq!(labelled("sglang:prompt_tokens_total"), 1.0);
+            assert_eq!(labelled("sglang:time_to_first_token_seconds_count"), 1.0);
+            assert_eq!(labelled("sglang:e2e_request_latency_seconds_count"), 1.0);
+        }
+        // Tokens less the first of each request.
+        assert_eq!(value(page, "sglang:inter_token_latency_seconds_count"), 8.0);
+        assert_eq!(value(page, "sglang:spec_verify_calls_total"), 4.0);
+    }
+    assert!(
+        first.contains("sglang:http_requests_total{endpoint=\"/generate\",method=\"POST\"} 2"),
+        "{first}"
+    );
+}
+
+#[test]
+fn made_up_paths_and_methods_share_one_label() {
+    let server = start();
+    for i in 0..20 {
+        server.get(&format!("/made/up/{i}"));
+        let method = reqwest::Method::from_bytes(format!("MADE{i}").as_bytes()).unwrap();
+        server.client.request(method, format!("{}/generate", server.url)).send().unwrap();
+    }
+    let page = server.get("/metrics").text().unwrap();
+    assert!(!page.contains("made/up") && !page.contains("MADE"), "{page}");
+}
+
+#[test]
+fn without_metrics_there_is_no_page() {
+    let server = start_with(|config| config.server.enable_metrics = false);
+    assert_eq!(server.get("/metrics").status(), 404);
+}
