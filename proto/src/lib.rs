@@ -30,7 +30,7 @@ mod token_bytes;
 
 pub use acceptance::SpecCounters;
 pub use config::{
-    ConfigError, DeviceKind, Dtype, ModelConfig, NgramConfig, NgramMatchType, ScheduleConfig, SchedulePolicy,
+    ConfigError, DeviceKind, DraftModelConfig, Dtype, ModelConfig, NgramConfig, NgramMatchType, ScheduleConfig, SchedulePolicy,
     ServeConfig, ServerConfig, SpecAlgorithm, SpecConfig, Weights,
 };
 pub use control::{Command, HEARTBEAT_INTERVAL, Heartbeat, Status};

@@ -89,7 +89,7 @@ fn bfloat16_is_chosen_where_it_is_computed() {
 #[test]
 fn ngram_has_sglangs_defaults() {
     let spec = config("--speculative-algorithm ngram").spec.unwrap();
-    let SpecAlgorithm::Ngram(ngram) = &spec.algorithm;
+    let SpecAlgorithm::Ngram(ngram) = &spec.algorithm else { panic!("{spec:?}") };
     assert_eq!((spec.num_steps, spec.eagle_topk, spec.num_draft_tokens), (1, 10, 12));
     assert_eq!((ngram.min_bfs_breadth, ngram.max_bfs_breadth, ngram.max_trie_depth), (1, 10, 18));
     assert_eq!(ngram.capacity, 10_000_000);

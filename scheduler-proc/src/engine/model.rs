@@ -244,6 +244,16 @@ fn wanted_rows(rows: &[ForwardRow<'_>]) -> Vec<usize> {
     wanted
 }
 
+/// The shape of the model that `weights` holds.
+pub fn shape_of(weights: &Weights) -> Result<HfConfig, EngineError> {
+    Ok(spec_of(weights)?.shape)
+}
+
+/// The model that `weights` holds.
+pub fn spec_of(weights: &Weights) -> Result<DecoderSpec, EngineError> {
+    Ok(open(weights)?.0)
+}
+
 fn open(weights: &Weights) -> Result<(DecoderSpec, Box<dyn WeightSource>), EngineError> {
     match weights {
         Weights::Safetensors(dir) => {
@@ -369,4 +379,4 @@ fn weight_bytes(spec: &DecoderSpec, kind: Kind) -> u64 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

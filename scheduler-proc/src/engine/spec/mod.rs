@@ -1,8 +1,11 @@
 //! Draft → verify → accept → commit, once, for every algorithm. A draft worker only drafts and learns.
 
+pub mod draft_model;
 mod engine;
+mod growth;
 mod input_logprobs;
 pub mod ngram;
+pub mod standalone;
 pub mod tree;
 pub mod verify;
 

@@ -89,7 +89,7 @@ fn nothing_is_padded_in_production() {
 fn flush_empties() {
     for match_type in [NgramMatchType::Bfs, NgramMatchType::Prob] {
         let mut drafter = two_sequences(match_type);
-        drafter.flush();
+        Drafter::<()>::flush(&mut drafter);
         assert_eq!(drafter.trie.len(), 0);
         assert!(guess(&drafter, &[1, 2, 3]).is_empty());
         drafter.learn(&[7, 8, 9]);
@@ -255,7 +255,7 @@ fn a_released_or_rewound_request_is_looked_up_anew() {
     commit(&mut drafter, slot, &[9, 1, 2], 3);
     assert_eq!(draft(&mut drafter, slot, &[9, 1, 2]).tokens(), [3, 4, 5]);
     assert_eq!(draft(&mut drafter, slot, &[9, 1, 2, 3]).tokens(), [4, 5], "not what was committed");
-    drafter.release(slot);
+    Drafter::<()>::release(&mut drafter, slot);
     assert_eq!(draft(&mut drafter, slot, &[4]).tokens(), [5]);
 }
 
