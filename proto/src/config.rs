@@ -48,7 +48,10 @@ pub enum Weights {
     Safetensors(PathBuf),
     Gguf(PathBuf),
     /// Random weights in the shape of the folder's `config.json`, drawn from the seed.
-    Dummy { dir: PathBuf, seed: u64 },
+    Dummy {
+        dir: PathBuf,
+        seed: u64,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -200,8 +203,7 @@ impl ServeConfig {
     }
 
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text =
-            std::fs::read(path).map_err(|source| ConfigError::Io { path: path.to_owned(), source })?;
+        let text = std::fs::read(path).map_err(|source| ConfigError::Io { path: path.to_owned(), source })?;
         serde_json::from_slice(&text).map_err(|source| ConfigError::Format { path: path.to_owned(), source })
     }
 

@@ -25,13 +25,13 @@ mod sampling;
 mod to_detokenizer;
 mod to_scheduler;
 mod to_tokenizer;
-pub mod wire;
 mod token_bytes;
+pub mod wire;
 
 pub use acceptance::SpecCounters;
 pub use config::{
-    ConfigError, DeviceKind, DraftModelConfig, Dtype, ModelConfig, NgramConfig, NgramMatchType, ScheduleConfig, SchedulePolicy,
-    ServeConfig, ServerConfig, SpecAlgorithm, SpecConfig, Weights,
+    ConfigError, DeviceKind, DraftModelConfig, Dtype, ModelConfig, NgramConfig, NgramMatchType,
+    ScheduleConfig, SchedulePolicy, ServeConfig, ServerConfig, SpecAlgorithm, SpecConfig, Weights,
 };
 pub use control::{Command, HEARTBEAT_INTERVAL, Heartbeat, Status};
 pub use endpoints::Endpoints;
@@ -43,8 +43,8 @@ pub use to_detokenizer::{BatchTokenIDOutput, DecodeRow, RaggedBatch, RowProgress
 pub use to_scheduler::{
     AbortReq, FlushCacheReqInput, GetInternalStateReq, ToScheduler, TokenizedGenerateReqInput,
 };
-pub use token_bytes::{TokenBytes, TokenBytesError, TokenKind, TokenPiece};
 pub use to_tokenizer::{
     BatchStrOutput, FlushCacheReqOutput, GetInternalStateReqOutput, InternalState, SchedulerInfo, TextRow,
     ToTokenizer,
 };
+pub use token_bytes::{TokenBytes, TokenBytesError, TokenKind, TokenPiece};

@@ -39,7 +39,10 @@ pub trait WeightSource {
 
     /// Reads a table of integers that is there.
     fn read_integers(&mut self, name: &str) -> Result<Vec<i64>, EngineError> {
-        Err(EngineError::Load { what: name.to_owned(), reason: "integers are read from safetensors only".into() })
+        Err(EngineError::Load {
+            what: name.to_owned(),
+            reason: "integers are read from safetensors only".into(),
+        })
     }
 }
 

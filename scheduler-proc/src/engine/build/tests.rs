@@ -10,7 +10,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use proto::{Dtype, DraftModelConfig, SamplingParams, SpecAlgorithm, SpecConfig, SpecCounters, TokenId, Weights};
+use proto::{
+    DraftModelConfig, Dtype, SamplingParams, SpecAlgorithm, SpecConfig, SpecCounters, TokenId, Weights,
+};
 use tch::Tensor;
 
 use super::*;
@@ -31,7 +33,8 @@ struct Pair {
     algorithm: Algorithm,
 }
 
-const EAGLE: Pair = Pair { target: "llama-tiny", draft: "eagle1-tiny/draft", algorithm: SpecAlgorithm::Eagle };
+const EAGLE: Pair =
+    Pair { target: "llama-tiny", draft: "eagle1-tiny/draft", algorithm: SpecAlgorithm::Eagle };
 const EAGLE_BARE: Pair = Pair { draft: "eagle1-tiny/draft_nobias_noembed", ..EAGLE };
 const EAGLE3: Pair =
     Pair { target: "eagle3-tiny", draft: "eagle3-tiny/draft", algorithm: SpecAlgorithm::Eagle3 };
@@ -49,6 +52,7 @@ fn serve_config(pair: Pair, shape: Option<Shape>) -> ServeConfig {
     let weights = |case: &str| Weights::Safetensors(fixtures().join(case));
     let mut config = config(weights(&format!("{}/target", pair.target)), Dtype::Float32);
     let draft = DraftModelConfig { path: pair.draft.into(), weights: weights(pair.draft) };
+    config.schedule.num_threads = 1;
     config.spec = shape.map(|(num_steps, eagle_topk, num_draft_tokens)| SpecConfig {
         algorithm: (pair.algorithm)(draft),
         num_steps,
@@ -56,6 +60,24 @@ fn serve_config(pair: Pair, shape: Option<Shape>) -> ServeConfig {
         num_draft_tokens,
     });
     config
+}
+
+/// A prompt of the kind the draft was trained on: any length up to 64.
+fn prompt(pair: Pair, len: usize) -> Vec<TokenId> {
+    #[derive(serde::Deserialize)]
+    struct Golden {
+        prompts: Vec<Prompt>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Prompt {
+        ids: Vec<TokenId>,
+    }
+    let case = pair.draft.split('/').next().unwrap();
+    let text = std::fs::read(fixtures().join(case).join("golden.json")).unwrap();
+    let Golden { prompts } = serde_json::from_slice(&text).unwrap();
+    let longest = prompts.into_iter().max_by_key(|prompt| prompt.ids.len()).unwrap().ids;
+    // From the end: what was trained on is how an answer goes on.
+    longest[longest.len() - len..].to_vec()
 }
 
 type Trees = Rc<RefCell<BTreeMap<EngineSlot, DraftTree>>>;

@@ -123,7 +123,11 @@ mod tests {
         };
         check("{}", 8, Some(&[2, 4, 5]));
         check("{}", 30, Some(&[2, 15, 27]));
-        check(r#"{"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 33]}}"#, 36, Some(&[2, 18, 34]));
+        check(
+            r#"{"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 33]}}"#,
+            36,
+            Some(&[2, 18, 34]),
+        );
         check(r#"{"eagle_config": {"use_aux_hidden_state": false}}"#, 36, None);
     }
 }

@@ -59,12 +59,6 @@ impl Eagle3Spec {
         check_kind(files).map_err(failed)?;
         let has = |name: &str| files.source.shape(name).is_some();
         let captured = files.config.captured_layers(target_layers);
-        if let Some(&layer) = captured.iter().flatten().find(|&&layer| layer > target_layers) {
-            return Err(failed(format!(
-                "wants the output of layer {}, but the target has {target_layers} layers",
-                layer - 1
-            )));
-        }
         let draft_vocab = files.config.draft_vocab_size.unwrap_or(files.shape.vocab_size);
         let spec = Self {
             block: BlockSpec::new(&files.shape, 2 * files.shape.hidden_size, files.source.as_ref()),
@@ -80,7 +74,13 @@ impl Eagle3Spec {
             captured,
         };
         spec.check(files, target.vocab_size).map_err(failed)?;
-        Ok(spec)
+        match spec.captured.iter().flatten().find(|&&layer| layer > target_layers) {
+            None => Ok(spec),
+            Some(layer) => Err(failed(format!(
+                "wants the output of layer {}, but the target has {target_layers} layers",
+                layer - 1
+            ))),
+        }
     }
 
     fn check(&self, files: &DraftFiles, target_vocab: usize) -> Result<(), String> {
@@ -170,7 +170,9 @@ fn check_kind(files: &DraftFiles) -> Result<(), String> {
             .into());
     }
     if !has(HIDDEN_NORM) {
-        return Err("has no hidden_norm, so it is an EAGLE-1/2 head; use --speculative-algorithm EAGLE".into());
+        return Err(
+            "has no hidden_norm, so it is an EAGLE-1/2 head; use --speculative-algorithm EAGLE".into()
+        );
     }
     if files.shape.architecture != "LlamaForCausalLMEagle3" {
         return Err(format!(

@@ -178,11 +178,7 @@ pub(super) fn no_hidden() -> EngineError {
     EngineError::Step { stage: "draft", reason: "the head got no hidden states".into() }
 }
 
-pub(super) fn host_logits(
-    head: &Linear,
-    states: &Tensor,
-    vocab_size: usize,
-) -> Result<Logits, EngineError> {
+pub(super) fn host_logits(head: &Linear, states: &Tensor, vocab_size: usize) -> Result<Logits, EngineError> {
     let _inference = InferenceMode::enter();
     let logits = head.forward(states)?;
     Ok(Logits { vocab_size, values: shim::to_host(&logits)? })

@@ -291,7 +291,8 @@ impl ModelDrafter {
             let goes_on = level + 1 < row.depth;
             let grown: Vec<_> = leaves.iter().filter(|_| goes_on).zip(scratch..).collect();
             parents.extend(grown.iter().map(|(leaf, _)| (first + leaf.parent) as i64));
-            row.branches = grown.iter().map(|&(leaf, slot)| row.branches[leaf.parent].child(leaf, slot)).collect();
+            row.branches =
+                grown.iter().map(|&(leaf, slot)| row.branches[leaf.parent].child(leaf, slot)).collect();
             first += count;
         }
         Ok(parents)
@@ -345,11 +346,7 @@ impl Drafter<Option<Tensor>> for ModelDrafter {
         Ok(trees)
     }
 
-    fn commit(
-        &mut self,
-        commits: &[Commit<'_>],
-        hidden: Option<&Option<Tensor>>,
-    ) -> Result<(), EngineError> {
+    fn commit(&mut self, commits: &[Commit<'_>], hidden: Option<&Option<Tensor>>) -> Result<(), EngineError> {
         let _inference = InferenceMode::enter();
         // First, before a new owner of those slots changes what they hold.
         self.settle_left()?;

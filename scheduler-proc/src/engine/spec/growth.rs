@@ -68,9 +68,7 @@ impl<'a> Chain<'a> {
         let token = match vocabulary {
             None => chooser.guess(logits, &self.path).ok()?,
             // The best of the few is the best of all.
-            Some(ids) if self.path.is_argmax() => {
-                ids[chooser.guess(logits, &self.path).ok()? as usize]
-            }
+            Some(ids) if self.path.is_argmax() => ids[chooser.guess(logits, &self.path).ok()? as usize],
             Some(ids) => {
                 self.spread(logits, ids);
                 chooser.guess(&self.whole, &self.path).ok()?

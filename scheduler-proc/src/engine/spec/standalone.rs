@@ -39,11 +39,7 @@ impl DraftModel for StandaloneModel {
         0
     }
 
-    fn forward(
-        &mut self,
-        rows: &[ForwardRow<'_>],
-        _: Option<Inherited<'_>>,
-    ) -> Result<Tensor, EngineError> {
+    fn forward(&mut self, rows: &[ForwardRow<'_>], _: Option<Inherited<'_>>) -> Result<Tensor, EngineError> {
         Ok(self.model.forward_hidden(rows, &[])?.hidden)
     }
 

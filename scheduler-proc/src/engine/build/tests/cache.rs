@@ -5,10 +5,6 @@ use super::*;
 
 const SHAPES: [Shape; 2] = [chain(4), (4, 4, 13)];
 
-fn prompt(len: u32) -> Vec<TokenId> {
-    (0..len).map(|i| 3 + (i * i * 7 + i) % 400).collect()
-}
-
 fn pairs() -> [Pair; 3] {
     [EAGLE, EAGLE3, STANDALONE]
 }
@@ -25,10 +21,11 @@ fn the_second_run_of_a_prompt_accepts_as_the_first() {
             for page in [1, 16] {
                 let schedule = Schedule { page, ..PLAIN };
                 let mut rig = Rig::new(pair, Some(shape), schedule);
-                let ask = greedy(&prompt(37), 30);
+                let ask = greedy(&prompt(pair, 37), 30);
                 let first = rig.serve_one(&ask);
                 let second = rig.serve_one(&ask);
                 assert!(second.cached >= 32, "{} tokens were cached", second.cached);
+                assert!(first.counters.accepted_drafts > 0, "{}, {shape:?}", pair.draft);
                 assert_eq!(first.verified, second.verified, "{}, {shape:?}, page {page}", pair.draft);
             }
         }
@@ -41,12 +38,17 @@ fn a_second_turn_accepts_as_without_a_cache() {
     for pair in pairs() {
         for shape in SHAPES {
             let mut rig = Rig::new(pair, Some(shape), PLAIN);
-            let first = rig.serve_one(&greedy(&prompt(20), 25));
-            let turn: Vec<_> = prompt(20).into_iter().chain(first.ids).chain([9, 4, 7]).collect();
+            let first = rig.serve_one(&greedy(&prompt(pair, 20), 25));
+            let turn: Vec<_> = prompt(pair, 20).into_iter().chain(first.ids).chain([9, 4, 7]).collect();
             let ask = greedy(&turn, 30);
             let second = rig.serve_one(&ask);
             assert_eq!(second.cached, 44, "prompt and answer but for its last token");
-            assert_eq!(second.verified, fresh(pair, shape, PLAIN, &ask).verified, "{}, {shape:?}", pair.draft);
+            assert_eq!(
+                second.verified,
+                fresh(pair, shape, PLAIN, &ask).verified,
+                "{}, {shape:?}",
+                pair.draft
+            );
         }
     }
 }
@@ -56,9 +58,9 @@ fn a_second_turn_accepts_as_without_a_cache() {
 fn a_prefix_of_a_request_without_speculation_serves_one_with() {
     for pair in pairs() {
         let mut rig = Rig::new(pair, Some(chain(4)), PLAIN);
-        let plain = Ask { speculates: false, ..greedy(&prompt(20), 25) };
+        let plain = Ask { speculates: false, ..greedy(&prompt(pair, 20), 25) };
         let first = rig.serve_one(&plain);
-        let turn: Vec<_> = prompt(20).into_iter().chain(first.ids).chain([9]).collect();
+        let turn: Vec<_> = prompt(pair, 20).into_iter().chain(first.ids).chain([9]).collect();
         let ask = greedy(&turn, 30);
         let second = rig.serve_one(&ask);
         assert_eq!(second.cached, 44);
@@ -73,7 +75,7 @@ fn requests_that_share_a_prompt_while_running_accept_alike() {
         for page in [1, 16] {
             let schedule = Schedule { page, chunk: 16, ..PLAIN };
             let mut rig = Rig::new(pair, Some(chain(4)), schedule);
-            let ask = greedy(&prompt(37), 30);
+            let ask = greedy(&prompt(pair, 37), 30);
             let answers = rig.serve(&[ask.clone(), ask.clone(), ask.clone()]);
             assert!(answers[2].cached > 0);
             for answer in &answers[1..] {
@@ -87,7 +89,7 @@ fn requests_that_share_a_prompt_while_running_accept_alike() {
 fn a_retracted_request_goes_on_accepting() {
     for pair in pairs() {
         for radix in [true, false] {
-            let ask = greedy(&prompt(21), 40);
+            let ask = greedy(&prompt(pair, 21), 40);
             let whole = fresh(pair, chain(4), PLAIN, &ask);
             let schedule = Schedule { retract_at: Some(5), radix, ..PLAIN };
             let broken = fresh(pair, chain(4), schedule, &ask);

@@ -4,19 +4,15 @@ use super::*;
 
 const SHAPES: [Shape; 2] = [chain(4), (4, 4, 13)];
 
-fn prompt(seed: u32) -> Vec<TokenId> {
-    (0..5 + seed * 7 % 40).map(|i| 3 + (i * i * 7 + i * seed + seed * 31) % 400).collect()
-}
-
 /// Six requests with other options each, at one temperature.
-fn mixed(temperature: f64) -> Vec<Ask> {
+fn mixed(pair: Pair, temperature: f64) -> Vec<Ask> {
     let ask = |seed: u32, change: fn(&mut SamplingParams)| {
         let mut sampling =
             SamplingParams { temperature, sampling_seed: u64::from(seed), ..SamplingParams::default() };
         change(&mut sampling);
         let params = RowParams { sampling, terminators: vec![2, 503], logprobs: None };
         let max_new = 24 + seed as usize;
-        Ask { prompt: prompt(seed), params, max_new, speculates: true, clipped: true }
+        Ask { prompt: prompt(pair, 5 + seed as usize * 5), params, max_new, speculates: true, clipped: true }
     };
     let mut asks = vec![
         ask(1, |_| {}),
@@ -60,12 +56,18 @@ fn ids(rig: &mut Rig, asks: &[Ask], together: bool) -> (Vec<Vec<TokenId>>, SpecC
 fn check(pair: Pair) {
     let mut cells = 0;
     for temperature in [0.0, 0.3, 0.8, 1.5] {
-        let asks = mixed(temperature);
+        let asks = mixed(pair, temperature);
+        let mut accepted = 0;
         let (plain, _) = ids(&mut Rig::new(pair, None, PLAIN), &asks, false);
         for shape in SHAPES {
-            for (page, radix, chunk) in
-                [(1, true, 512), (16, true, 512), (1, false, 7), (16, true, 7), (16, false, 512), (1, true, 7)]
-            {
+            for (page, radix, chunk) in [
+                (1, true, 512),
+                (16, true, 512),
+                (1, false, 7),
+                (16, true, 7),
+                (16, false, 512),
+                (1, true, 7),
+            ] {
                 let mut rig = Rig::new(pair, Some(shape), Schedule { page, radix, chunk, retract_at: None });
                 for together in [false, true] {
                     let what = format!(
@@ -74,11 +76,12 @@ fn check(pair: Pair) {
                     );
                     let (drafted, counters) = ids(&mut rig, &asks, together);
                     assert_eq!(drafted, plain, "{what}");
-                    assert!(counters.accepted_drafts > 0, "{what} proves nothing if nothing is accepted");
+                    accepted += counters.accepted_drafts;
                     cells += 1;
                 }
             }
         }
+        assert!(accepted > 100, "{} at {temperature} proves little with {accepted} accepted", pair.draft);
     }
     assert_eq!(cells, 4 * 2 * 6 * 2);
 }
@@ -105,7 +108,7 @@ fn every_length_from_one_token_on() {
         for shape in SHAPES {
             let mut rig = Rig::new(pair, Some(shape), PLAIN);
             for max_new in 1..=7 {
-                let ask = greedy(&prompt(3), max_new);
+                let ask = greedy(&prompt(pair, 3), max_new);
                 let answer = rig.serve_one(&ask);
                 assert_eq!(answer.ids, plain.serve_one(&ask).ids);
                 assert_eq!(answer.ids.len(), max_new);
@@ -120,12 +123,14 @@ fn shared_noise_is_accepted_more_often_than_argmax() {
     let pair = STANDALONE;
     let mut rig = Rig::new(pair, Some(chain(3)), PLAIN);
     let mut greedy_drafts = Rig::new(pair, Some((3, 2, 4)), PLAIN);
-    let asks: Vec<_> = (0..24).map(|seed| {
-        let mut ask = mixed(1.0).swap_remove(0);
-        ask.params.sampling.sampling_seed = seed;
-        ask.max_new = 40;
-        ask
-    }).collect();
+    let asks: Vec<_> = (0..24)
+        .map(|seed| {
+            let mut ask = mixed(pair, 1.0).swap_remove(0);
+            ask.params.sampling.sampling_seed = seed;
+            ask.max_new = 40;
+            ask
+        })
+        .collect();
     let (_, shared) = ids(&mut rig, &asks, false);
     let (_, likeliest) = ids(&mut greedy_drafts, &asks, false);
     let length = |counters: &SpecCounters| counters.accepted_drafts as f64 / counters.verify_ct as f64;

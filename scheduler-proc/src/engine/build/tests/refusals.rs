@@ -32,13 +32,18 @@ fn a_tree_must_hold_its_width_and_no_more_than_it_tries() {
 }
 
 /// A copy of a draft folder with its config or tensors changed.
-fn altered(draft: &str, config: impl Fn(String) -> String, tensors: impl Fn(&str) -> bool) -> tempfile::TempDir {
+fn altered(
+    draft: &str,
+    config: impl Fn(String) -> String,
+    tensors: impl Fn(&str) -> bool,
+) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let from = fixtures().join(draft);
     let text = std::fs::read_to_string(from.join("config.json")).unwrap();
     std::fs::write(dir.path().join("config.json"), config(text)).unwrap();
     let kept: Vec<_> = Tensor::read_safetensors(from.join("model.safetensors")).unwrap();
-    let kept: Vec<_> = kept.iter().filter(|(name, _)| tensors(name)).map(|(name, t)| (name.as_str(), t)).collect();
+    let kept: Vec<_> =
+        kept.iter().filter(|(name, _)| tensors(name)).map(|(name, t)| (name.as_str(), t)).collect();
     Tensor::write_safetensors(&kept, dir.path().join("model.safetensors")).unwrap();
     dir
 }
@@ -46,7 +51,8 @@ fn altered(draft: &str, config: impl Fn(String) -> String, tensors: impl Fn(&str
 fn load_altered(pair: Pair, dir: &tempfile::TempDir) -> Result<Parts, EngineError> {
     let mut config = serve_config(pair, Some(chain(3)));
     let weights = Weights::Safetensors(PathBuf::from(dir.path()));
-    config.spec.as_mut().unwrap().algorithm = (pair.algorithm)(DraftModelConfig { path: String::new(), weights });
+    config.spec.as_mut().unwrap().algorithm =
+        (pair.algorithm)(DraftModelConfig { path: String::new(), weights });
     load(&config, &mut |_, _| {})
 }
 
@@ -67,6 +73,7 @@ fn incomplete_heads_are_refused_by_what_is_missing() {
 /// Published heads of the first EAGLE call themselves plain Llama models.
 #[test]
 fn both_architecture_names_of_an_eagle_head_load() {
-    let dir = altered(EAGLE.draft, |text| text.replace("LlamaForCausalLMEagle", "LlamaForCausalLM"), |_| true);
+    let dir =
+        altered(EAGLE.draft, |text| text.replace("LlamaForCausalLMEagle", "LlamaForCausalLM"), |_| true);
     assert!(load_altered(EAGLE, &dir).is_ok());
 }

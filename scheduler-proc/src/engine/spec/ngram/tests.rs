@@ -313,12 +313,14 @@ fn ngram_speed() {
         let (mut drafting, mut committing, mut nodes) = (0.0, 0.0, 0);
         let steps = 200;
         for at in 1000..1000 + steps {
-            let inputs: Vec<_> = (0..)
-                .zip(&texts)
-                .map(|(slot, text)| input(EngineSlot(slot), text, &params))
-                .collect();
+            let inputs: Vec<_> =
+                (0..).zip(&texts).map(|(slot, text)| input(EngineSlot(slot), text, &params)).collect();
             let start = std::time::Instant::now();
-            nodes += Drafter::<()>::draft(&mut drafter, &inputs).unwrap().iter().map(DraftTree::len).sum::<usize>();
+            nodes += Drafter::<()>::draft(&mut drafter, &inputs)
+                .unwrap()
+                .iter()
+                .map(DraftTree::len)
+                .sum::<usize>();
             drafting += start.elapsed().as_secs_f64();
             (0..).zip(&mut texts).for_each(|(row, text)| text.push(word(row, at)));
             let start = std::time::Instant::now();
