@@ -18,11 +18,12 @@ mod utf8;
 mod worker;
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use proto::child::{CLOSE_DEADLINE, Child, Phase};
 use proto::link::{AckMode, LinkSpec, Side};
+use proto::metrics::SnapshotWriter;
 use proto::{Endpoints, HEARTBEAT_INTERVAL, Role, ToDetokenizer, ToTokenizer, TokenBytes};
 
 pub use decode::DecodeState;
@@ -42,7 +43,8 @@ pub fn run(child: Child) -> anyhow::Result<()> {
         tokens.as_ref().map_or("no tokenizer: rows pass through without text".to_owned(), |tokens| {
             format!("{} tokens", tokens.vocab_size())
         });
-    let metrics = DetokenizerMetrics::new().context("registering metrics")?;
+    let metrics =
+        DetokenizerMetrics::new(&child.config.server.served_model_name).context("registering metrics")?;
     let endpoints = Endpoints::new(&child.config.run_dir);
     let (events, inbox) = mpsc::channel();
     let from_scheduler = events.clone();
@@ -57,7 +59,7 @@ pub fn run(child: Child) -> anyhow::Result<()> {
             drop(events.send(Event::Tokenizer(event)))
         });
     child.status.ready(&detail);
-    serve(Worker::new(tokens, scheduler, tokenizer, metrics), &inbox, &child);
+    serve(Worker::new(tokens, scheduler, tokenizer, metrics.clone()), &inbox, &child, &metrics);
     child.links.close(CLOSE_DEADLINE);
     Ok(())
 }
@@ -66,18 +68,36 @@ fn connect(path: std::path::PathBuf, peer: Role, ack: AckMode) -> LinkSpec {
     LinkSpec { path, side: Side::Connect, peer, ack }
 }
 
-fn serve<S: AckTokens, T: SendText>(mut worker: Worker<S, T>, inbox: &Receiver<Event>, child: &Child) {
-    let mut next_beat = Instant::now();
+/// How often the metrics are published.
+const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(1);
+
+fn serve<S: AckTokens, T: SendText>(
+    mut worker: Worker<S, T>,
+    inbox: &Receiver<Event>,
+    child: &Child,
+    metrics: &DetokenizerMetrics,
+) {
+    let snapshots = SnapshotWriter::new(&child.config.metrics_dir(), Role::Detokenizer, child.incarnation);
+    let publish = || {
+        if let Err(error) = snapshots.write(metrics.registry()) {
+            tracing::warn!(%error, "metrics cannot be published");
+        }
+    };
+    let (mut next_beat, mut next_snapshot) = (Instant::now(), Instant::now());
     loop {
         let now = Instant::now();
         if now >= next_beat {
             child.status.alive(worker.heartbeat());
             next_beat = now + HEARTBEAT_INTERVAL;
         }
+        if now >= next_snapshot {
+            publish();
+            next_snapshot = now + SNAPSHOT_INTERVAL;
+        }
         match child.shutdown.phase() {
             Phase::Running => {}
             Phase::Draining if !worker.is_drained() => {}
-            Phase::Draining | Phase::Stopping => return,
+            Phase::Draining | Phase::Stopping => break,
         }
         let handled = match inbox.recv_timeout(next_beat.saturating_duration_since(now)) {
             Ok(event) => worker.handle(event),
@@ -85,7 +105,9 @@ fn serve<S: AckTokens, T: SendText>(mut worker: Worker<S, T>, inbox: &Receiver<E
             Err(RecvTimeoutError::Disconnected) => Err(Closed),
         };
         if handled.is_err() {
-            return;
+            break;
         }
     }
+    worker.heartbeat();
+    publish();
 }

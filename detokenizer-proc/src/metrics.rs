@@ -1,6 +1,8 @@
-//! Owns what the detokenizer counts. Call sites report facts; names and labels appear here only.
+//! Owns what the detokenizer counts. Call sites report facts.
 
-use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{Gauge, IntCounter, IntCounterVec, Registry};
+use proto::Role;
+use proto::metrics::{Registrar, names, register_process_metrics};
 
 /// Why a row gave no text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,52 +28,33 @@ impl Dropped {
 }
 
 /// The detokenizer's series.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct DetokenizerMetrics {
     registry: Registry,
     rows: IntCounter,
     tokens: IntCounter,
     dropped: IntCounterVec,
-    live_requests: IntGauge,
-    waiting_messages: IntGauge,
+    live_requests: Gauge,
+    waiting_messages: Gauge,
 }
 
 impl DetokenizerMetrics {
-    pub fn new() -> prometheus::Result<Self> {
+    pub fn new(model_name: &str) -> prometheus::Result<Self> {
         let registry = Registry::new();
-        let metrics = Self {
-            rows: IntCounter::new(
-                "sglang:detokenizer_rows_total",
-                "Rows turned into text (one request's new tokens of one message each)",
-            )?,
-            tokens: IntCounter::new(
-                "sglang:detokenizer_tokens_total",
-                "Output token ids turned into text, ids sent again after a restart included",
-            )?,
-            dropped: IntCounterVec::new(
-                Opts::new(
-                    "sglang:detokenizer_dropped_rows_total",
-                    "Rows that gave no text: orphan (of an unknown request), lost (ids before it are missing), \
-                     ragged (lists of unequal length)",
-                ),
-                &["reason"],
-            )?,
-            live_requests: IntGauge::new("sglang:detokenizer_live_requests", "Requests being decoded")?,
-            waiting_messages: IntGauge::new(
-                "sglang:detokenizer_waiting_messages",
-                "Text messages that the tokenizer process has not acknowledged",
-            )?,
-            registry,
-        };
+        let to = Registrar::new(&registry, [("model_name", model_name.to_owned())]);
+        register_process_metrics(&to, Role::Detokenizer)?;
+        let dropped = names::DETOKENIZER_DROPPED_ROWS.register(&to)?;
         for reason in Dropped::ALL {
-            metrics.dropped.with_label_values(&[reason.as_str()]);
+            dropped.with_label_values(&[reason.as_str()]);
         }
-        metrics.registry.register(Box::new(metrics.rows.clone()))?;
-        metrics.registry.register(Box::new(metrics.tokens.clone()))?;
-        metrics.registry.register(Box::new(metrics.dropped.clone()))?;
-        metrics.registry.register(Box::new(metrics.live_requests.clone()))?;
-        metrics.registry.register(Box::new(metrics.waiting_messages.clone()))?;
-        Ok(metrics)
+        Ok(Self {
+            rows: names::DETOKENIZED_ROWS.register(&to)?,
+            tokens: names::DETOKENIZED_TOKENS.register(&to)?,
+            dropped,
+            live_requests: names::DETOKENIZER_LIVE_REQUESTS.register(&to)?,
+            waiting_messages: names::DETOKENIZER_WAITING_MESSAGES.register(&to)?,
+            registry,
+        })
     }
 
     pub fn registry(&self) -> &Registry {
@@ -88,7 +71,7 @@ impl DetokenizerMetrics {
     }
 
     pub fn load(&self, live_requests: usize, waiting_messages: usize) {
-        self.live_requests.set(live_requests as i64);
-        self.waiting_messages.set(waiting_messages as i64);
+        self.live_requests.set(live_requests as f64);
+        self.waiting_messages.set(waiting_messages as f64);
     }
 }

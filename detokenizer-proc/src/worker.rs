@@ -10,6 +10,7 @@ use crate::states::{Decoded, States};
 
 /// Everything that can happen to a detokenizer.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "nearly all events are of the large kind")]
 pub(crate) enum Event {
     Scheduler(LinkEvent<ToDetokenizer>),
     /// The tokenizer process sends nothing on this link but acknowledgements.

@@ -110,7 +110,10 @@ mod tests {
         one.add(&two);
         assert_eq!(one.check(), Ok(()));
         assert_eq!(one.acceptance_histogram, [1, 0, 1, 1]);
-        assert_eq!((one.verify_ct, one.proposed_drafts, one.accepted_drafts, one.delivered_drafts), (3, 8, 5, 4));
+        assert_eq!(
+            (one.verify_ct, one.proposed_drafts, one.accepted_drafts, one.delivered_drafts),
+            (3, 8, 5, 4)
+        );
         one.accepted_drafts += 1;
         assert!(one.check().is_err());
     }

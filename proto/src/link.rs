@@ -130,3 +130,6 @@ impl<Out: Serialize> LinkHandle<Out> {
         self.outbox.backlog()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -138,10 +138,27 @@ impl BatchTokenIDOutput {
 
     pub fn into_rows(mut self) -> Result<Vec<TokenRow>, RaggedBatch> {
         check_lengths!(
-            self, start, finished_reasons, decode_ids, read_offsets, output_ids, skip_special_tokens,
-            spaces_between_special_tokens, no_stop_trim, stop_strs, prompt_tokens, completion_tokens,
-            cached_tokens, retraction_counts, queue_time, logprobs, spec_verify_ct, spec_accepted_drafts,
-            spec_proposed_drafts, spec_delivered_drafts, spec_acceptance_histogram,
+            self,
+            start,
+            finished_reasons,
+            decode_ids,
+            read_offsets,
+            output_ids,
+            skip_special_tokens,
+            spaces_between_special_tokens,
+            no_stop_trim,
+            stop_strs,
+            prompt_tokens,
+            completion_tokens,
+            cached_tokens,
+            retraction_counts,
+            queue_time,
+            logprobs,
+            spec_verify_ct,
+            spec_accepted_drafts,
+            spec_proposed_drafts,
+            spec_delivered_drafts,
+            spec_acceptance_histogram,
         );
         use std::mem::take;
         let rids = take(&mut self.rids);

@@ -12,13 +12,18 @@ use crate::to_detokenizer::{RaggedBatch, RowProgress, check_lengths};
 
 /// Detokenizer or scheduler → tokenizer process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+// `Text` is nearly all of the traffic; a box would cost it an allocation to save the others room.
+#[allow(clippy::large_enum_variant)]
 pub enum ToTokenizer {
     /// From the detokenizer.
     Text(BatchStrOutput),
     /// From the scheduler: it is ready (sent once per connection).
     SchedulerReady(SchedulerInfo),
     /// From the scheduler: a request that produced no token and never will.
-    Refused { rid: RequestId, reason: FinishReason },
+    Refused {
+        rid: RequestId,
+        reason: FinishReason,
+    },
     FlushCache(FlushCacheReqOutput),
     InternalState(GetInternalStateReqOutput),
 }
@@ -82,9 +87,23 @@ impl BatchStrOutput {
 
     pub fn into_rows(mut self) -> Result<Vec<TextRow>, RaggedBatch> {
         check_lengths!(
-            self, start, finished_reasons, output_strs, text_start, output_ids, prompt_tokens,
-            completion_tokens, cached_tokens, retraction_counts, queue_time, logprobs, spec_verify_ct,
-            spec_accepted_drafts, spec_proposed_drafts, spec_delivered_drafts, spec_acceptance_histogram,
+            self,
+            start,
+            finished_reasons,
+            output_strs,
+            text_start,
+            output_ids,
+            prompt_tokens,
+            completion_tokens,
+            cached_tokens,
+            retraction_counts,
+            queue_time,
+            logprobs,
+            spec_verify_ct,
+            spec_accepted_drafts,
+            spec_proposed_drafts,
+            spec_delivered_drafts,
+            spec_acceptance_histogram,
         );
         use std::mem::take;
         let rids = take(&mut self.rids);

@@ -1,4 +1,5 @@
 //! Children as real processes: this binary plays the launcher, and with `PLAY` set one of the parts below.
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
 //! Bytes that are no message: always an error, never a panic, and never much more memory than there are bytes.
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 #![allow(unsafe_code)] // An allocator that counts.
 
 mod common;

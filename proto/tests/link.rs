@@ -1,4 +1,5 @@
 //! Links over real sockets between two link threads of one process. Every wait is for an event, with a deadline.
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;

@@ -1,4 +1,5 @@
 //! Every field of every message survives the wire, and the bytes on the wire stay what they were.
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 mod common;
 

@@ -25,21 +25,27 @@ use std::time::Instant;
 use anyhow::Context;
 use proto::child::{CLOSE_DEADLINE, Child, Shutdown, StatusReporter};
 use proto::link::{AckMode, LinkSpec, LinkThread, Side};
+use proto::metrics::SnapshotWriter;
 use proto::{Endpoints, Role, ServeConfig, TokenBytes};
 
-use self::metrics::SchedulerMetrics;
+use self::engine::Engine;
+use self::metrics::{SchedulerMetrics, WriteSnapshot};
 use self::outbox::LinkPeers;
 use self::scheduler::{Event, Scheduler};
 
 /// Plays the scheduler process until it is told to end, or its engine breaks.
 pub fn run(child: Child) -> anyhow::Result<()> {
     let started = Instant::now();
-    let Child { config, links, shutdown, status, .. } = child;
+    let Child { config, incarnation, links, shutdown, status, .. } = child;
     let (peers, inbox) = open_links(&config, &links);
+    let snapshots = SnapshotWriter::new(&config.metrics_dir(), Role::Scheduler, incarnation);
     // Tensors stay on one named thread, from loading to the end.
     let engine = std::thread::Builder::new()
         .name("engine".to_owned())
-        .spawn(move || serve(&config, started, peers, &inbox, &shutdown, &status))
+        .spawn(move || {
+            let scheduler = load(&config, started, peers, snapshots, &status)?;
+            serve(scheduler, &inbox, &shutdown, &status)
+        })
         .context("starting the engine thread")?;
     let outcome = engine.join().map_err(|_| anyhow::anyhow!("the engine thread panicked"))?;
     links.close(CLOSE_DEADLINE);
@@ -61,23 +67,39 @@ fn open_links(config: &ServeConfig, links: &LinkThread) -> (LinkPeers, Receiver<
     (LinkPeers { detokenizer, tokenizer }, inbox)
 }
 
-fn serve(
+/// Reads what the scheduler needs, which takes as long as the weights are large.
+fn load(
     config: &Arc<ServeConfig>,
     started: Instant,
     peers: LinkPeers,
-    inbox: &Receiver<Event>,
-    shutdown: &Shutdown,
+    snapshots: SnapshotWriter,
     status: &StatusReporter,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Scheduler<Box<dyn Engine>, LinkPeers>> {
     let bytes = match &config.model.tokenizer_dir {
         Some(dir) => Some(Arc::new(TokenBytes::load(dir).context("reading the vocabulary")?)),
         None => None,
     };
+    let loading = Instant::now();
     let mut progress = |done, total| status.progress("loading weights", done, total);
     let engine = engine::build(config, &mut progress).context("building the engine")?;
-    let metrics = SchedulerMetrics::new(config, None).context("registering metrics")?;
+    let write: WriteSnapshot = Box::new(move |registry| {
+        if let Err(error) = snapshots.write(registry) {
+            tracing::warn!(%error, "metrics snapshot could not be written");
+        }
+    });
+    let mut metrics = SchedulerMetrics::new(config, Some(write)).context("registering metrics")?;
+    metrics.weights_loaded(loading.elapsed());
     let mut scheduler = Scheduler::new(config.clone(), engine, peers, bytes, metrics);
     scheduler.started_at(started);
+    Ok(scheduler)
+}
+
+fn serve(
+    mut scheduler: Scheduler<Box<dyn Engine>, LinkPeers>,
+    inbox: &Receiver<Event>,
+    shutdown: &Shutdown,
+    status: &StatusReporter,
+) -> anyhow::Result<()> {
     let info = scheduler.info();
     status.ready(&format!(
         "{} KV slots, {} requests at once",

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prometheus::Registry;
-use proto::{FinishReason, ServeConfig, SpecCounters};
+use proto::{ServeConfig, SpecCounters};
 
 use crate::engine::EngineLimits;
 
@@ -36,6 +36,7 @@ pub struct SchedulerMetrics {
     last_gen_throughput: f64,
     last_prefill: Instant,
     busy: bool,
+    idle_since: Instant,
     /// Something changed since the last snapshot.
     dirty: bool,
     written: Option<Instant>,
@@ -55,15 +56,24 @@ impl SchedulerMetrics {
             last_gen_throughput: 0.0,
             last_prefill: now,
             busy: false,
+            idle_since: now,
             dirty: true,
             written: None,
         })
     }
 
-    /// Sets what never changes.
+    /// Shows what never changes. Called once.
     pub fn constants(&mut self, limits: &EngineLimits, config: &ServeConfig, capacity: usize) {
+        if let Some(series) = &self.series
+            && let Err(error) = series.constants(limits, config, capacity)
+        {
+            tracing::warn!(%error, "constants are missing from the metrics");
+        }
+    }
+
+    pub fn weights_loaded(&mut self, elapsed: Duration) {
         if let Some(series) = &self.series {
-            series.constants(limits, config, capacity);
+            series.weights_loaded(elapsed.as_secs_f64());
         }
     }
 
@@ -77,14 +87,6 @@ impl SchedulerMetrics {
         self.last_gen_throughput
     }
 
-    /// A request ended before it could run.
-    pub fn refused(&mut self, reason: &FinishReason) {
-        if let Some(series) = &self.series {
-            series.refused(reason);
-            self.dirty = true;
-        }
-    }
-
     /// Takes in one turn of the scheduler.
     pub fn step(&mut self, report: &StepReport) {
         let busy = report.load.running > 0 || report.decode.rows > 0 || report.prefill.new_tokens > 0;
@@ -94,6 +96,9 @@ impl SchedulerMetrics {
         let now = Instant::now();
         if !self.busy {
             // The time without work belongs to no window.
+            if let Some(series) = &self.series {
+                series.was_idle((now - self.idle_since).as_secs_f64());
+            }
             self.window = Window::new(now);
             self.last_prefill = now;
         }
@@ -155,6 +160,7 @@ impl SchedulerMetrics {
             self.tick(report, now, false);
         }
         self.last_gen_throughput = 0.0;
+        self.idle_since = now;
         if let Some(series) = &self.series {
             series.idle();
         }

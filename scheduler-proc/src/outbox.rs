@@ -137,9 +137,10 @@ impl<P: Peers> Outbox<P> {
         self.stalled = sent.is_err();
         let last = sent.unwrap_or_else(|last| last);
         for request in std::mem::take(&mut self.finishing) {
-            match last.filter(|_| request.sent.finished) {
-                Some(seq) => self.ending.push_back((seq, request)),
-                None => self.finishing.push(request),
+            if !request.sent.finished {
+                self.finishing.push(request);
+            } else if let Some(seq) = last {
+                self.ending.push_back((seq, request));
             }
         }
     }

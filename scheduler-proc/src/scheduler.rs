@@ -150,6 +150,7 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
         self.release_vacated();
         if !plans.is_empty() {
             let output = self.run_batch(&plans)?;
+            report.timing = output.timing;
             self.progress += 1;
             self.commit(&plans, output, &mut report);
             self.release_vacated();
@@ -276,14 +277,11 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
                 .map(Request::missing_len)
                 .sum(),
             usage: self.admission.cache.usage(),
-            evicted_slots: self.admission.cache.evicted_slots(),
             draft: self.engine.draft_status(),
-            growth_ratio: self.admission.growth_ratio(),
         }
     }
 
     fn refuse(&mut self, rid: proto::RequestId, reason: FinishReason) {
-        self.metrics.refused(&reason);
         self.outbox.reply(ToTokenizer::Refused { rid, reason });
     }
 }

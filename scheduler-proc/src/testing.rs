@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use proto::link::{Backlog, LinkEvent, SendError};
 use proto::*;
@@ -13,7 +12,7 @@ use crate::metrics::SchedulerMetrics;
 use crate::outbox::Peers;
 use crate::scheduler::{Event, Scheduler};
 
-pub fn config() -> ServeConfig {
+pub(crate) fn config() -> ServeConfig {
     ServeConfig {
         run_dir: "/nonexistent".into(),
         server: ServerConfig {
@@ -63,10 +62,10 @@ pub fn config() -> ServeConfig {
 }
 
 /// The only end token of the test vocabulary.
-pub const EOS: TokenId = 63;
+pub(crate) const EOS: TokenId = 63;
 
 /// Letters a..h over and over; 56 and above are special, spelled like tags.
-pub fn token_bytes() -> Arc<TokenBytes> {
+pub(crate) fn token_bytes() -> Arc<TokenBytes> {
     let pieces = (0..64).map(|id| {
         let special = id >= 56;
         let text = if special { format!("<{id}>") } else { char::from(b'a' + (id % 8) as u8).to_string() };
@@ -75,7 +74,7 @@ pub fn token_bytes() -> Arc<TokenBytes> {
     Arc::new(TokenBytes::from_pieces(TokenKind::ByteLevel, false, pieces))
 }
 
-pub fn request(rid: &str, input_ids: Vec<TokenId>, max_new_tokens: u32) -> TokenizedGenerateReqInput {
+pub(crate) fn request(rid: &str, input_ids: Vec<TokenId>, max_new_tokens: u32) -> TokenizedGenerateReqInput {
     TokenizedGenerateReqInput {
         rid: rid.into(),
         input_ids,
@@ -95,14 +94,14 @@ pub fn request(rid: &str, input_ids: Vec<TokenId>, max_new_tokens: u32) -> Token
 
 /// Neighbours that keep what they are sent.
 #[derive(Debug, Default)]
-pub struct Recorder {
-    pub rows: Vec<TokenRow>,
-    pub messages: u64,
-    pub replies: Vec<ToTokenizer>,
+pub(crate) struct Recorder {
+    pub(crate) rows: Vec<TokenRow>,
+    pub(crate) messages: u64,
+    pub(crate) replies: Vec<ToTokenizer>,
     /// The detokenizer does not read.
-    pub full: bool,
+    pub(crate) full: bool,
     /// Rows per message at most; more are too large.
-    pub max_rows: Option<usize>,
+    pub(crate) max_rows: Option<usize>,
 }
 
 impl Peers for Recorder {
@@ -131,30 +130,32 @@ impl Peers for Recorder {
 
 /// One answer, joined from rows.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Answer {
-    pub ids: Vec<TokenId>,
-    pub logprobs: RowLogprobs,
-    pub finish: Option<FinishReason>,
-    pub rows: usize,
-    pub last: Option<RowProgress>,
+pub(crate) struct Answer {
+    pub(crate) ids: Vec<TokenId>,
+    pub(crate) logprobs: RowLogprobs,
+    pub(crate) finish: Option<FinishReason>,
+    /// Index of the first id, above 0 when an earlier scheduler made some.
+    pub(crate) base: usize,
+    pub(crate) rows: usize,
+    pub(crate) last: Option<RowProgress>,
 }
 
 /// Joins rows by offset, and checks what must hold for every one of them.
-pub fn join(rows: &[TokenRow]) -> HashMap<String, Answer> {
+pub(crate) fn join(rows: &[TokenRow]) -> HashMap<String, Answer> {
     let mut answers: HashMap<String, Answer> = HashMap::new();
     for row in rows {
         let progress = &row.progress;
         let answer = answers.entry(progress.rid.0.clone()).or_default();
         assert_eq!(answer.finish, None, "{}: a row after the end", progress.rid);
         let start = progress.start as usize;
-        assert!(start <= answer.ids.len() || answer.rows == 0, "{}: a gap before {start}", progress.rid);
-        if answer.rows > 0 {
-            let known = (answer.ids.len() - start).min(progress.output_ids.len());
-            assert_eq!(answer.ids[start..start + known], progress.output_ids[..known], "ids change");
-            answer.ids.extend(&progress.output_ids[known..]);
-        } else {
-            answer.ids.extend(&progress.output_ids);
+        if answer.rows == 0 {
+            answer.base = start;
         }
+        let from = start - answer.base;
+        assert!(from <= answer.ids.len(), "{}: a gap before {start}", progress.rid);
+        let known = (answer.ids.len() - from).min(progress.output_ids.len());
+        assert_eq!(answer.ids[from..from + known], progress.output_ids[..known], "ids change");
+        answer.ids.extend(&progress.output_ids[known..]);
         assert_eq!(progress.completion_tokens as usize, start + progress.output_ids.len());
         assert!(progress.cached_tokens <= progress.prompt_tokens, "cached <= prompt");
         assert_eq!(progress.spec.check(), Ok(()));
@@ -169,42 +170,42 @@ pub fn join(rows: &[TokenRow]) -> HashMap<String, Answer> {
     answers
 }
 
-pub type TestScheduler = Scheduler<ScriptedEngine, Recorder>;
+pub(crate) type TestScheduler = Scheduler<ScriptedEngine, Recorder>;
 
-pub fn scheduler(config: ServeConfig, script: Script) -> TestScheduler {
+pub(crate) fn scheduler(config: ServeConfig, script: Script) -> TestScheduler {
     let config = Arc::new(config);
     let metrics = SchedulerMetrics::new(&config, None).expect("names are distinct");
     Scheduler::new(config, ScriptedEngine::new(script), Recorder::default(), Some(token_bytes()), metrics)
 }
 
 impl TestScheduler {
-    pub fn tell(&mut self, message: ToScheduler) {
+    pub(crate) fn tell(&mut self, message: ToScheduler) {
         self.handle(Event::Tokenizer(LinkEvent::Message { seq: 0, message }));
     }
 
-    pub fn submit(&mut self, input: TokenizedGenerateReqInput) {
+    pub(crate) fn submit(&mut self, input: TokenizedGenerateReqInput) {
         self.tell(ToScheduler::Generate(Box::new(input)));
     }
 
-    pub fn abort_rid(&mut self, rid: &str) {
+    pub(crate) fn abort_rid(&mut self, rid: &str) {
         self.tell(ToScheduler::Abort(AbortReq { rid: Some(rid.into()), abort_all: false }));
     }
 
     /// One step with the invariants checked after it.
-    pub fn turn(&mut self) -> bool {
+    pub(crate) fn turn(&mut self) -> bool {
         let worked = self.step().expect("the script does not break");
         assert_eq!(self.check(), Ok(()));
         worked
     }
 
-    pub fn turns(&mut self, count: usize) {
+    pub(crate) fn turns(&mut self, count: usize) {
         (0..count).for_each(|_| {
             self.turn();
         });
     }
 
     /// Turns until nothing is left to do.
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         let mut turns = 0;
         while self.turn() {
             turns += 1;
@@ -212,16 +213,16 @@ impl TestScheduler {
         }
     }
 
-    pub fn answers(&self) -> HashMap<String, Answer> {
+    pub(crate) fn answers(&self) -> HashMap<String, Answer> {
         join(&self.recorder().rows)
     }
 
-    pub fn answer(&self, rid: &str) -> Answer {
+    pub(crate) fn answer(&self, rid: &str) -> Answer {
         self.answers().remove(rid).unwrap_or_default()
     }
 
     /// Why a request was refused, if it was.
-    pub fn refused(&self, rid: &str) -> Option<FinishReason> {
+    pub(crate) fn refused(&self, rid: &str) -> Option<FinishReason> {
         self.recorder().replies.iter().find_map(|reply| match reply {
             ToTokenizer::Refused { rid: refused, reason } if refused.0 == rid => Some(reason.clone()),
             _ => None,
@@ -230,7 +231,7 @@ impl TestScheduler {
 }
 
 /// What a request answers alone, without speculation, cache or pressure, in a context as long as `context_len`.
-pub fn solo(input: &TokenizedGenerateReqInput, context_len: usize) -> Answer {
+pub(crate) fn solo(input: &TokenizedGenerateReqInput, context_len: usize) -> Answer {
     let mut config = config();
     config.schedule.disable_radix_cache = true;
     config.schedule.chunked_prefill_size = 0;
@@ -238,8 +239,4 @@ pub fn solo(input: &TokenizedGenerateReqInput, context_len: usize) -> Answer {
     scheduler.submit(input.clone());
     scheduler.settle();
     scheduler.answer(&input.rid.0)
-}
-
-pub fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
 }

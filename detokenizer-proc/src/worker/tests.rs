@@ -44,7 +44,7 @@ fn worker() -> (Worker<Wire, Wire>, Wire) {
         (b'a'..=b'z').zip(0..).map(|(byte, id)| TokenPiece { id, bytes: vec![byte], special: false });
     let tokens = TokenBytes::from_pieces(TokenKind::ByteLevel, false, pieces);
     let wire = Wire::default();
-    let metrics = DetokenizerMetrics::new().unwrap();
+    let metrics = DetokenizerMetrics::new("model").unwrap();
     (Worker::new(Some(tokens), wire.clone(), wire.clone(), metrics), wire)
 }
 

@@ -87,6 +87,13 @@ metrics! {
     HTTP_RESPONSES: IntCounterVec = "http_responses_total" ["endpoint", "status_code", "method"], "HTTP responses.";
     HTTP_REQUESTS_ACTIVE: GaugeVec = "http_requests_active" ["endpoint", "method"], "HTTP requests being answered.";
 
+    // Of the detokenizer.
+    DETOKENIZED_ROWS: IntCounter = "detokenizer_rows_total" [], "Drafthorse: rows turned into text; a row is one request's new tokens in one message.";
+    DETOKENIZED_TOKENS: IntCounter = "detokenizer_tokens_total" [], "Drafthorse: output tokens turned into text, those sent again after a restart included.";
+    DETOKENIZER_DROPPED_ROWS: IntCounterVec = "detokenizer_dropped_rows_total" ["reason"], "Drafthorse: rows that gave no text. reason is orphan (the request is unknown), lost (tokens before it are missing) or ragged (its message cannot be read).";
+    DETOKENIZER_LIVE_REQUESTS: Gauge = "detokenizer_live_requests" [], "Drafthorse: requests whose text is being made.";
+    DETOKENIZER_WAITING_MESSAGES: Gauge = "detokenizer_waiting_messages" [], "Drafthorse: messages of text that have not arrived yet.";
+
     // Of every process.
     PROCESS_CPU_SECONDS: CounterVec = "process_cpu_seconds_total" ["component"], "Processor seconds of a process, user and system.";
     PROCESS_RESIDENT_MEMORY: GaugeVec = "process_resident_memory_bytes" ["component"], "Drafthorse: resident memory of a process.";

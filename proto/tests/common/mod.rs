@@ -1,5 +1,6 @@
 //! Builds messages with every field filled: the struct literals name all fields, so a field added later has to be
 //! added here. Values differ from their neighbours and from the defaults, so one that is lost or swapped shows.
+#![allow(clippy::unwrap_used, clippy::wrong_self_convention)] // `to_scheduler` is a message's name, no conversion.
 
 use proto::{
     AbortReq, BatchStrOutput, BatchTokenIDOutput, Command, DecodeRow, FinishReason, FlushCacheReqInput,
@@ -40,7 +41,7 @@ impl Filler {
     }
 
     fn bool(&mut self) -> bool {
-        self.u64() % 2 == 1
+        self.u64() & 1 == 1
     }
 
     fn text(&mut self) -> String {
@@ -49,7 +50,7 @@ impl Filler {
     }
 
     fn some<T>(&mut self, make: impl FnOnce(&mut Self) -> T) -> Option<T> {
-        (self.u64() % 4 != 0).then(|| make(self))
+        (self.u64() & 3 != 0).then(|| make(self))
     }
 
     /// One to three.

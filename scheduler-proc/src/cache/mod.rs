@@ -62,7 +62,6 @@ pub struct PrefixCache {
     share: bool,
     /// Pages held by leases alone.
     leased_pages: usize,
-    evicted_slots: u64,
 }
 
 impl PrefixCache {
@@ -72,7 +71,6 @@ impl PrefixCache {
             tree: RadixTree::new(page_size),
             share,
             leased_pages: 0,
-            evicted_slots: 0,
         }
     }
 
@@ -88,11 +86,6 @@ impl PrefixCache {
     /// Slots that new or growing requests can have, by eviction if need be.
     pub fn available(&self) -> usize {
         (self.pool.free() + self.tree.pages() - self.tree.locked_pages()) * self.page_size()
-    }
-
-    /// Slots forgotten so far to make room.
-    pub fn evicted_slots(&self) -> u64 {
-        self.evicted_slots
     }
 
     pub fn usage(&self) -> Usage {
@@ -175,13 +168,11 @@ impl PrefixCache {
 
     /// Forgets everything that no lease holds.
     pub fn flush(&mut self) {
-        let pages = self.tree.evict(usize::MAX);
-        pages.into_iter().for_each(|page| self.pool.put_back(page));
+        self.evict(usize::MAX);
     }
 
     fn evict(&mut self, pages: usize) {
         let evicted = self.tree.evict(pages);
-        self.evicted_slots += (evicted.len() * self.page_size()) as u64;
         evicted.into_iter().for_each(|page| self.pool.put_back(page));
     }
 

@@ -69,7 +69,6 @@ fn the_least_recently_used_leaf_goes_first_and_locked_ones_stay() {
     cache.release(held, &tokens([1, 2]));
     assert_eq!(cache.reserve(&mut grown, 7), Ok(()));
     assert_eq!(cache.check([&grown]), Ok(()));
-    assert_eq!(cache.evicted_slots(), 4);
     cache.release(grown, &[]);
 }
 

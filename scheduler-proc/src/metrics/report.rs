@@ -4,6 +4,7 @@ use proto::SpecCounters;
 
 use crate::accounting::Origin;
 use crate::admission::Retracted;
+use crate::batch::{StepTiming, VerifyCount};
 use crate::cache::Usage;
 use crate::engine::DraftStatus;
 
@@ -13,6 +14,7 @@ pub struct StepReport {
     pub prefill: PrefillReport,
     pub decode: DecodeReport,
     pub retracted: Retracted,
+    pub timing: StepTiming,
     pub load: Load,
 }
 
@@ -39,8 +41,9 @@ pub struct DecodeReport {
     pub tokens: usize,
     /// What this step adds to the counters.
     pub spec: SpecCounters,
-    /// Draft nodes by depth, index 0 for depth 1.
+    /// Rows that proposed a draft at this depth, index 0 for the first draft.
     pub proposed_at: Vec<u64>,
+    /// Rows that accepted one there.
     pub accepted_at: Vec<u64>,
 }
 
@@ -54,10 +57,7 @@ pub struct Load {
     /// Tokens that prompts still have to run.
     pub pending_tokens: usize,
     pub usage: Usage,
-    /// Since the start.
-    pub evicted_slots: u64,
     pub draft: DraftStatus,
-    pub growth_ratio: f64,
 }
 
 impl StepReport {
@@ -80,6 +80,16 @@ impl StepReport {
         }
     }
 
+    /// The kind of step; `None` when nothing that counts ran.
+    pub fn category(&self) -> Option<&'static str> {
+        match (self.prefill.new_tokens > 0, self.decode.rows > 0) {
+            (true, true) => Some("mixed"),
+            (true, false) => Some("extend"),
+            (false, true) => Some("decode"),
+            (false, false) => None,
+        }
+    }
+
     /// Drafts of the row reported last that reached the answer.
     pub fn delivered(&mut self, counted: bool, drafts: usize) {
         if counted {
@@ -89,7 +99,7 @@ impl StepReport {
 }
 
 impl DecodeReport {
-    fn verify(&mut self, verify: &crate::batch::VerifyCount) {
+    fn verify(&mut self, verify: &VerifyCount) {
         // Delivered drafts are known only once the stops have looked at the block.
         self.spec.record(verify.proposed(), verify.accepted, 0);
         let depth = verify.proposed_at.len().max(verify.accepted);
@@ -98,7 +108,7 @@ impl DecodeReport {
             self.accepted_at.resize(depth, 0);
         }
         for (total, &nodes) in self.proposed_at.iter_mut().zip(&verify.proposed_at) {
-            *total += u64::from(nodes);
+            *total += u64::from(nodes > 0);
         }
         self.accepted_at.iter_mut().take(verify.accepted).for_each(|total| *total += 1);
     }

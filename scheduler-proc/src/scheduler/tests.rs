@@ -165,6 +165,7 @@ fn retraction_resumes_with_the_same_answer_and_counts_once() {
         let mut config = config();
         config.schedule.page_size = page_size;
         let mut scheduler = scheduler(config, Script { kv_slots: 96, ..speculative(4) });
+        scheduler.admission.expect_short_answers();
         let inputs: Vec<_> = (0..4).map(|i| request(&format!("r{i}"), vec![i; 12], 60)).collect();
         inputs.iter().for_each(|input| scheduler.submit(input.clone()));
         scheduler.settle();
@@ -244,6 +245,7 @@ fn an_abort_in_the_queue_is_a_refusal() {
 #[test]
 fn abort_all_ends_everything_once_and_retracted_ones_keep_what_they_have() {
     let mut scheduler = scheduler(config(), Script { kv_slots: 48, ..Script::default() });
+    scheduler.admission.expect_short_answers();
     for i in 0..6 {
         scheduler.submit(request(&format!("r{i}"), vec![i; 8], 30));
     }

@@ -19,6 +19,8 @@ struct Run {
     page_size: u32,
     kv_pages: usize,
     radix: bool,
+    /// Memory is promised lightly, so that retraction is frequent.
+    optimistic: bool,
     policy: SchedulePolicy,
     max_running: u32,
     chunk: u32,
@@ -62,14 +64,15 @@ fn arrival() -> impl Strategy<Value = Arrival> {
 }
 
 fn run() -> impl Strategy<Value = Run> {
-    let memory = (prop::sample::select(vec![1u32, 16, 64]), 60usize..300, any::<bool>(), any::<bool>());
+    let memory =
+        (prop::sample::select(vec![1u32, 16, 64]), 60usize..300, any::<bool>(), any::<bool>(), any::<bool>());
     let budgets =
         (1u32..7, prop::sample::select(vec![0u32, 3, 16, 50]), prop::sample::select(vec![0u32, 20, 200]));
     let spec = (1usize..7, prop::collection::vec(0usize..6, 1..5));
     let faults = (prop::option::weighted(0.3, 0usize..40), 0usize..40, 0usize..15);
     (memory, budgets, spec, prop::collection::vec(arrival(), 1..12), faults).prop_map(
         |(memory, budgets, (width, accept), mut arrivals, (restart_at, full_from, full_for))| {
-            let (page_size, slots, radix, lpm) = memory;
+            let (page_size, slots, radix, lpm, optimistic) = memory;
             for (index, arrival) in arrivals.iter_mut().enumerate() {
                 arrival.input.rid = format!("r{index}").as_str().into();
             }
@@ -77,6 +80,7 @@ fn run() -> impl Strategy<Value = Run> {
                 page_size,
                 kv_pages: (slots / page_size as usize).max(2),
                 radix,
+                optimistic,
                 policy: if lpm { SchedulePolicy::Lpm } else { SchedulePolicy::Fcfs },
                 max_running: budgets.0,
                 chunk: budgets.1,
@@ -105,6 +109,9 @@ fn play(run: &Run) -> TestScheduler {
         ..if run.width > 1 { speculative(run.width) } else { Script::default() }
     };
     let mut scheduler = scheduler(config, script);
+    if run.optimistic {
+        scheduler.admission.expect_short_answers();
+    }
     for turn in 0..90 {
         for arrival in run.arrivals.iter().filter(|arrival| arrival.at == turn) {
             scheduler.submit(arrival.input.clone());

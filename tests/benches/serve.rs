@@ -1,0 +1,135 @@
+//! Speed of the default model through HTTP, with and without n-gram speculation, as ratios taken side by side.
+//!
+//! Both servers run at once and are measured in turns, so that a noisy moment hits both; an idle server costs
+//! nothing. The floor of a decode step is the bytes it must read (weights once, keys and values once per request)
+//! over the memory's bandwidth, measured here with the same number of threads.
+
+mod bandwidth;
+mod prompts;
+mod stats;
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use tests::{Server, ServerOptions};
+
+use crate::stats::{Sample, median};
+
+const ROUNDS: usize = 5;
+const NEW_TOKENS: usize = 128;
+/// Bytes of keys and values per token: 30 layers, 3 heads, 64 numbers, 2 of them, 2 bytes each.
+const KV_BYTES_PER_TOKEN: f64 = 30.0 * 3.0 * 64.0 * 2.0 * 2.0;
+
+/// One kind of load, measured on both servers.
+struct Row {
+    name: &'static str,
+    prompts: Vec<String>,
+}
+
+fn main() {
+    let rows = [
+        Row { name: "decode, 1 request, chat", prompts: prompts::chat(1) },
+        Row { name: "decode, 8 requests, chat", prompts: prompts::chat(8) },
+        Row { name: "decode, 1 request, copy-heavy", prompts: prompts::copy(1) },
+        Row { name: "decode, 8 requests, copy-heavy", prompts: prompts::copy(8) },
+    ];
+    let bandwidth = bandwidth::measure();
+    println!("memory bandwidth, 2 threads: {:.1} GB/s", bandwidth / 1e9);
+    let (plain, ngram) = (Server::start(ServerOptions::plain()), Server::start(ServerOptions::ngram()));
+    let weights = weight_bytes(&plain);
+    println!(
+        "weights read per step: {:.0} MB; {ROUNDS} rounds, {NEW_TOKENS} new tokens each\n",
+        weights / 1e6
+    );
+
+    println!("{:32} {:>10} {:>10} {:>12} {:>12}", "", "tokens/s", "n-gram", "n-gram/plain", "accept len");
+    for row in &rows {
+        let (mut off, mut on) = (Vec::new(), Vec::new());
+        for round in 0..=ROUNDS {
+            let samples = (decode(&plain, row), decode(&ngram, row));
+            // The first round warms both up.
+            if round > 0 {
+                off.push(samples.0);
+                on.push(samples.1);
+            }
+        }
+        report(row, &off, &on, weights / bandwidth, bandwidth);
+    }
+    prefill(&plain);
+}
+
+/// Runs all prompts of a row at once and measures between the first and the last token of each.
+fn decode(server: &Server, row: &Row) -> Sample {
+    std::thread::scope(|scope| {
+        let streams: Vec<_> =
+            row.prompts.iter().map(|prompt| scope.spawn(|| stream(server, prompt))).collect();
+        streams.into_iter().map(|stream| stream.join().expect("no request failed")).collect()
+    })
+}
+
+fn stream(server: &Server, prompt: &str) -> Sample {
+    let body = json!({
+        "text": prompt, "stream": true,
+        "sampling_params": {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": true},
+    });
+    let mut events = server.stream("/generate", &body);
+    let first = events.next().expect("an answer has a first token");
+    let (start, before) = (Instant::now(), completion_tokens(&first));
+    let mut last = first;
+    let mut end = start;
+    while let Some(event) = events.next() {
+        end = Instant::now();
+        last = event;
+    }
+    let meta = &last["meta_info"];
+    Sample {
+        start,
+        end,
+        tokens: completion_tokens(&last) - before,
+        mean_context: meta["prompt_tokens"].as_f64().expect("a count") + NEW_TOKENS as f64 / 2.0,
+        requests: 1,
+        verify_steps: meta["spec_verify_ct"].as_u64().unwrap_or(0),
+        accepted: meta["spec_accepted_drafts"].as_u64().unwrap_or(0),
+    }
+}
+
+fn completion_tokens(event: &Value) -> u64 {
+    event["meta_info"]["completion_tokens"].as_u64().expect("every event counts its tokens")
+}
+
+fn report(row: &Row, off: &[Sample], on: &[Sample], weight_seconds: f64, bandwidth: f64) {
+    let ratio = median(off.iter().zip(on).map(|(off, on)| on.rate() / off.rate()));
+    let (plain, ngram) = (median(off.iter().map(Sample::rate)), median(on.iter().map(Sample::rate)));
+    let length = median(on.iter().filter_map(Sample::accept_length));
+    println!("{:32} {plain:10.1} {ngram:10.1} {ratio:12.2} {length:12.2}", row.name);
+    let step = off[0].requests as f64 / plain;
+    let kv = off[0].requests as f64 * off[0].mean_context * KV_BYTES_PER_TOKEN / bandwidth;
+    let floor = weight_seconds + kv;
+    println!(
+        "{:32} plain step {:.1} ms, floor {:.1} ms: {:.0} % of the floor's speed",
+        "",
+        step * 1e3,
+        floor * 1e3,
+        100.0 * floor / step
+    );
+}
+
+/// Prompt tokens per second of a prompt that no cache has seen.
+fn prefill(server: &Server) {
+    let rates = (0..ROUNDS).map(|round| {
+        let body = json!({
+            "input_ids": prompts::tokens(round, 1024),
+            "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+        });
+        let start = Instant::now();
+        let reply = server.generate(&body);
+        assert_eq!(reply["meta_info"]["cached_tokens"], 0, "the prompt was cached: {reply}");
+        1024.0 / start.elapsed().as_secs_f64()
+    });
+    println!("{:32} {:10.1}", "prefill, 1024 tokens", median(rates));
+}
+
+fn weight_bytes(server: &Server) -> f64 {
+    let state = server.internal_state();
+    state["memory_usage"]["weight"].as_f64().unwrap_or_else(|| panic!("no memory_usage.weight in {state}"))
+}
