@@ -62,8 +62,8 @@ fn serve_config(pair: Pair, shape: Option<Shape>) -> ServeConfig {
     config
 }
 
-/// A prompt of the kind the draft was trained on: any length up to 64.
-fn prompt(pair: Pair, len: usize) -> Vec<TokenId> {
+/// The prompts whose answers the draft was trained on, shortest first: others it hardly guesses.
+fn prompts(pair: Pair) -> Vec<Vec<TokenId>> {
     #[derive(serde::Deserialize)]
     struct Golden {
         prompts: Vec<Prompt>,
@@ -75,9 +75,12 @@ fn prompt(pair: Pair, len: usize) -> Vec<TokenId> {
     let case = pair.draft.split('/').next().unwrap();
     let text = std::fs::read(fixtures().join(case).join("golden.json")).unwrap();
     let Golden { prompts } = serde_json::from_slice(&text).unwrap();
-    let longest = prompts.into_iter().max_by_key(|prompt| prompt.ids.len()).unwrap().ids;
-    // From the end: what was trained on is how an answer goes on.
-    longest[longest.len() - len..].to_vec()
+    prompts.into_iter().map(|prompt| prompt.ids).collect()
+}
+
+/// The longest of them.
+fn prompt(pair: Pair) -> Vec<TokenId> {
+    prompts(pair).pop().unwrap()
 }
 
 type Trees = Rc<RefCell<BTreeMap<EngineSlot, DraftTree>>>;

@@ -114,7 +114,7 @@ impl DraftBlock {
     }
 
     /// Adds the layer's attention over `x` to `residual` in place; returns what its MLP would add to that.
-    pub fn forward(
+    pub(super) fn forward(
         &self,
         x: &Tensor,
         residual: &Tensor,

@@ -21,7 +21,7 @@ fn the_second_run_of_a_prompt_accepts_as_the_first() {
             for page in [1, 16] {
                 let schedule = Schedule { page, ..PLAIN };
                 let mut rig = Rig::new(pair, Some(shape), schedule);
-                let ask = greedy(&prompt(pair, 37), 30);
+                let ask = greedy(&prompt(pair), 30);
                 let first = rig.serve_one(&ask);
                 let second = rig.serve_one(&ask);
                 assert!(second.cached >= 32, "{} tokens were cached", second.cached);
@@ -38,11 +38,11 @@ fn a_second_turn_accepts_as_without_a_cache() {
     for pair in pairs() {
         for shape in SHAPES {
             let mut rig = Rig::new(pair, Some(shape), PLAIN);
-            let first = rig.serve_one(&greedy(&prompt(pair, 20), 25));
-            let turn: Vec<_> = prompt(pair, 20).into_iter().chain(first.ids).chain([9, 4, 7]).collect();
+            let first = rig.serve_one(&greedy(&prompt(pair), 25));
+            let turn: Vec<_> = prompt(pair).into_iter().chain(first.ids).chain([9, 4, 7]).collect();
             let ask = greedy(&turn, 30);
             let second = rig.serve_one(&ask);
-            assert_eq!(second.cached, 44, "prompt and answer but for its last token");
+            assert_eq!(second.cached, prompt(pair).len() + 24, "prompt and answer but for its last token");
             assert_eq!(
                 second.verified,
                 fresh(pair, shape, PLAIN, &ask).verified,
@@ -58,12 +58,12 @@ fn a_second_turn_accepts_as_without_a_cache() {
 fn a_prefix_of_a_request_without_speculation_serves_one_with() {
     for pair in pairs() {
         let mut rig = Rig::new(pair, Some(chain(4)), PLAIN);
-        let plain = Ask { speculates: false, ..greedy(&prompt(pair, 20), 25) };
+        let plain = Ask { speculates: false, ..greedy(&prompt(pair), 25) };
         let first = rig.serve_one(&plain);
-        let turn: Vec<_> = prompt(pair, 20).into_iter().chain(first.ids).chain([9]).collect();
+        let turn: Vec<_> = prompt(pair).into_iter().chain(first.ids).chain([9]).collect();
         let ask = greedy(&turn, 30);
         let second = rig.serve_one(&ask);
-        assert_eq!(second.cached, 44);
+        assert_eq!(second.cached, prompt(pair).len() + 24);
         assert_eq!(second.verified, fresh(pair, chain(4), PLAIN, &ask).verified, "{}", pair.draft);
     }
 }
@@ -75,7 +75,7 @@ fn requests_that_share_a_prompt_while_running_accept_alike() {
         for page in [1, 16] {
             let schedule = Schedule { page, chunk: 16, ..PLAIN };
             let mut rig = Rig::new(pair, Some(chain(4)), schedule);
-            let ask = greedy(&prompt(pair, 37), 30);
+            let ask = greedy(&prompt(pair), 30);
             let answers = rig.serve(&[ask.clone(), ask.clone(), ask.clone()]);
             assert!(answers[2].cached > 0);
             for answer in &answers[1..] {
@@ -89,7 +89,7 @@ fn requests_that_share_a_prompt_while_running_accept_alike() {
 fn a_retracted_request_goes_on_accepting() {
     for pair in pairs() {
         for radix in [true, false] {
-            let ask = greedy(&prompt(pair, 21), 40);
+            let ask = greedy(&prompt(pair), 40);
             let whole = fresh(pair, chain(4), PLAIN, &ask);
             let schedule = Schedule { retract_at: Some(5), radix, ..PLAIN };
             let broken = fresh(pair, chain(4), schedule, &ask);
