@@ -2,13 +2,18 @@
 //! so in the log when next to nothing is accepted. A miswired draft changes no answer, it only wastes time, and
 //! nothing else would tell.
 
+use std::time::{Duration, Instant};
+
 use proto::{SamplingParams, ServeConfig, TokenId};
 
 use crate::batch::{Batch, BatchRow, DraftLimit, EngineSlot, KvSlot, RowKind, RowParams};
 use crate::engine::{Engine, EngineError};
 
-/// Verify steps of the check.
+/// Verify steps of the check, and fewer than which say too little.
 const STEPS: usize = 24;
+const FEWEST_STEPS: usize = 12;
+/// Start-up waits no longer for an answer than this and one step.
+const PATIENCE: Duration = Duration::from_secs(3);
 const PROMPT_LEN: usize = 8;
 /// Tokens per verify step below which a draft is hardly worth its time.
 const USEFUL_LENGTH: f64 = 1.2;
@@ -23,6 +28,10 @@ pub(super) fn run(engine: &mut impl Engine, config: &ServeConfig) -> Result<(), 
     let length = accept_length(engine, config, longest)?;
     engine.release(SLOT);
     engine.flush();
+    let Some(length) = length else {
+        tracing::info!("too slow to check at start whether the draft model agrees with its target");
+        return Ok(());
+    };
     let algorithm = config.spec.as_ref().map_or("", |spec| spec.algorithm.as_str());
     if length < USEFUL_LENGTH {
         tracing::warn!(
@@ -38,16 +47,24 @@ pub(super) fn run(engine: &mut impl Engine, config: &ServeConfig) -> Result<(), 
 
 const SLOT: EngineSlot = EngineSlot(0);
 
-/// Tokens per verify step.
-fn accept_length(engine: &mut impl Engine, config: &ServeConfig, slots: usize) -> Result<f64, EngineError> {
+/// Tokens per verify step; nothing if there was no time to find out.
+fn accept_length(
+    engine: &mut impl Engine,
+    config: &ServeConfig,
+    slots: usize,
+) -> Result<Option<f64>, EngineError> {
+    let start = Instant::now();
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let params = RowParams { sampling, terminators: Vec::new(), logprobs: None };
     let kv_slots: Vec<KvSlot> = (0..slots as KvSlot).collect();
     let mut tokens = prompt(config);
     let nodes = engine.draft_status().max_nodes();
     let draft = DraftLimit { enabled: true, nodes, depth: nodes };
-    let (mut computed, mut accepted) = (0, 0);
+    let (mut computed, mut accepted, mut verified) = (0, 0, 0);
     for step in 0..=STEPS {
+        if start.elapsed() > PATIENCE {
+            break;
+        }
         let kind = if step == 0 { RowKind::Extend } else { RowKind::Decode { draft } };
         let row = BatchRow {
             slot: SLOT,
@@ -63,11 +80,12 @@ fn accept_length(engine: &mut impl Engine, config: &ServeConfig, slots: usize) -
         if let Some(reason) = output.error {
             return Err(EngineError::Step { stage: "self-check", reason });
         }
+        verified += usize::from(output.verify.is_some());
         accepted += output.tokens.len().saturating_sub(1);
         computed = tokens.len() + output.tokens.len().saturating_sub(1);
         tokens.extend(output.tokens.iter().map(|token| token.id));
     }
-    Ok((accepted + STEPS) as f64 / STEPS as f64)
+    Ok((verified >= FEWEST_STEPS).then(|| (accepted + verified) as f64 / verified as f64))
 }
 
 /// The start token, where there is one, and a few ids that every vocabulary has.
