@@ -162,7 +162,7 @@ mod tests {
             refused("--model a --tp-size 2").starts_with("--tp-size is not supported: the model runs on one")
         );
         assert!(refused("--quantization=fp8").contains("GGUF"));
-        assert!(refused("--speculative-draft-model-path x").contains("later release"));
+        assert!(refused("--speculative-draft-model-revision x").contains("name its folder"));
         assert_eq!(refused("--model a --port 1"), "");
     }
 

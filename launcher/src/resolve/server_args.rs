@@ -71,6 +71,7 @@ fn spec(config: &ServeConfig) -> Value {
     let Some(spec) = &config.spec else {
         return json!({
             "speculative_algorithm": null,
+            "speculative_draft_model_path": null,
             "speculative_num_steps": null,
             "speculative_eagle_topk": null,
             "speculative_num_draft_tokens": null,
@@ -84,6 +85,7 @@ fn spec(config: &ServeConfig) -> Value {
     });
     let own = match &spec.algorithm {
         SpecAlgorithm::Ngram(ngram) => json!({
+            "speculative_draft_model_path": null,
             "speculative_ngram_min_bfs_breadth": ngram.min_bfs_breadth,
             "speculative_ngram_max_bfs_breadth": ngram.max_bfs_breadth,
             "speculative_ngram_match_type":
