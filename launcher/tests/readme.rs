@@ -1,6 +1,8 @@
 //! The table of flags in README.md is what `--help` says. `UPDATE_README=1 cargo test -p launcher --test readme`
 //! writes it anew.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should panic where it stands")]
+
 use std::fmt::Write;
 use std::path::Path;
 

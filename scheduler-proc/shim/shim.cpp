@@ -11,9 +11,6 @@ namespace {
 
 thread_local std::string last_error;
 
-// oneDNN takes another kernel, with another order of sums, for a single row.
-constexpr int64_t kMinRows = 2;
-
 at::Tensor call(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   op.callBoxed(&stack);
   return stack[0].toTensor();
@@ -65,13 +62,10 @@ at::Tensor* dh_linear(const at::Tensor* x, const at::Tensor* packed, const at::T
   at::Tensor* result = nullptr;
   dh::guarded([&] {
     static auto op = c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_linear_pointwise", "");
-    int64_t rows = x->size(0);
-    at::Tensor input = rows < kMinRows ? x->expand({kMinRows, x->size(1)}).contiguous() : *x;
     c10::List<std::optional<at::Scalar>> scalars;
-    torch::jit::Stack stack{input, *packed, bias ? c10::IValue(*bias) : c10::IValue(), std::string("none"),
+    torch::jit::Stack stack{*x, *packed, bias ? c10::IValue(*bias) : c10::IValue(), std::string("none"),
                             scalars, c10::IValue()};
-    at::Tensor y = call(op, stack);
-    result = new at::Tensor(rows < kMinRows ? y.narrow(0, 0, rows) : y);
+    result = new at::Tensor(call(op, stack));
   });
   return result;
 }

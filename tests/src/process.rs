@@ -1,9 +1,46 @@
-//! Owns looking at processes from outside: who is alive, whose child it is, and waiting for that to change.
+//! Owns starting processes that do not outlive the tests, and looking at them from outside: who is alive, whose
+//! child it is, and waiting for that to change.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::unistd::Pid;
+
+type Order = (Command, Sender<std::io::Result<Child>>);
+
+/// Starts processes and never ends: a parent-death signal is tied to the thread that started the process, and the
+/// threads of single tests end early.
+static SPAWNER: LazyLock<Mutex<Sender<Order>>> = LazyLock::new(|| {
+    let (orders, inbox) = channel::<Order>();
+    std::thread::spawn(move || {
+        for (mut command, reply) in inbox {
+            let _ = reply.send(command.spawn());
+        }
+    });
+    Mutex::new(orders)
+});
+
+/// A command that is interrupted when the test process dies, however it dies.
+pub(crate) fn bound_to_this_process(binary: &Path) -> Command {
+    const SETPRIV: &str = "/usr/bin/setpriv";
+    if !Path::new(SETPRIV).exists() {
+        return Command::new(binary);
+    }
+    let mut command = Command::new(SETPRIV);
+    command.args(["--pdeathsig", "INT"]).arg(binary);
+    command
+}
+
+pub(crate) fn spawn(command: Command) -> std::io::Result<Child> {
+    let (reply, answer) = channel();
+    let order = SPAWNER.lock().unwrap_or_else(PoisonError::into_inner).send((command, reply));
+    order.expect("the spawner never ends");
+    answer.recv().expect("the spawner answers every order")
+}
 
 /// The children of a process, by the name of their binary.
 pub(crate) fn children_of(parent: Pid) -> BTreeMap<String, Pid> {

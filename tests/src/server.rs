@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::http::{Http, Reply, Stream};
 use crate::logs::Logs;
 use crate::metrics::Metrics;
-use crate::process::{children_of, is_alive, wait_until};
+use crate::process::{bound_to_this_process, children_of, is_alive, spawn, wait_until};
 
 /// From the start of the launcher to the announced address: the model is loaded from a cold disk at worst.
 const START: Duration = Duration::from_secs(120);
@@ -32,7 +32,9 @@ pub struct ServerOptions {
 impl ServerOptions {
     /// The default model with plain decoding.
     pub fn plain() -> Self {
-        let flags = ["--port", "0", "--enable-metrics", "--random-seed", "1"].map(str::to_owned).to_vec();
+        // One thread each: several servers run at a time, and threads that outnumber the CPUs wait for each other.
+        let flags = ["--port", "0", "--enable-metrics", "--random-seed", "1", "--num-threads", "1"];
+        let flags = flags.map(str::to_owned).to_vec();
         Self { model: repository().join("models/SmolLM2-135M-Instruct"), flags, api_key: None }
     }
 
@@ -231,7 +233,8 @@ impl Launcher {
         let home = tempfile::tempdir().expect("the temporary folder is writable");
         let binary = target_dir().join("launcher");
         assert!(binary.is_file(), "{} is missing: build the workspace first (make build)", binary.display());
-        let mut process = Command::new(binary)
+        let mut command = bound_to_this_process(&binary);
+        command
             .arg("--model-path")
             .arg(&options.model)
             .args(&options.flags)
@@ -241,9 +244,8 @@ impl Launcher {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .process_group(0)
-            .spawn()
-            .expect("the launcher is an executable");
+            .process_group(0);
+        let mut process = spawn(command).expect("the launcher is an executable");
         let logs = Logs::default();
         let collectors = vec![
             logs.collect(process.stdout.take().expect("stdout was piped")),

@@ -39,6 +39,9 @@ const LAYER_NAMES: [(&str, &str); 11] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
+/// Divisors of the rotary frequencies, for models that stretch some of them.
+const ROPE_FACTORS: &str = "rope_freqs.weight";
+
 pub struct GgufFile {
     path: PathBuf,
     file: BufReader<File>,
@@ -53,7 +56,11 @@ impl GgufFile {
         let file = File::open(path).map_err(|error| failed(error.to_string()))?;
         let mut file = BufReader::new(file);
         let content = Content::read(&mut file).map_err(|error| failed(first_line(&error)))?;
-        let (config, interleaved) = read_config(&content).map_err(failed)?;
+        let (mut config, interleaved) = read_config(&content).map_err(failed)?;
+        if content.tensor_infos.contains_key(ROPE_FACTORS) {
+            let (_, factors) = dequantise(&content, &mut file, ROPE_FACTORS).map_err(failed)?;
+            config.rope_scaling = RopeScaling::Factors(factors);
+        }
         Ok(Self { path: path.to_owned(), file, content, interleaved, config })
     }
 
@@ -97,12 +104,7 @@ impl WeightSource for GgufFile {
     fn read(&mut self, name: &str) -> Result<Tensor, EngineError> {
         let failed = |reason: String| EngineError::Load { what: name.to_owned(), reason };
         let stored = gguf_name(name).ok_or_else(|| failed("has no GGUF name".into()))?;
-        let values = self
-            .content
-            .tensor(&mut self.file, &stored, &candle_core::Device::Cpu)
-            .and_then(|tensor| tensor.dequantize(&candle_core::Device::Cpu))
-            .and_then(|tensor| Ok((tensor.dims().to_vec(), tensor.flatten_all()?.to_vec1::<f32>()?)));
-        let (shape, values) = values.map_err(|error| failed(first_line(&error)))?;
+        let (shape, values) = dequantise(&self.content, &mut self.file, &stored).map_err(failed)?;
         let shape: Vec<i64> = shape.into_iter().map(|size| size as i64).collect();
         let tensor =
             Tensor::f_from_slice(&values).map_err(|error| failed(error.to_string()))?.reshape(&shape);
@@ -112,6 +114,19 @@ impl WeightSource for GgufFile {
             Some(heads) => separate_halves(&tensor, heads as i64),
         })
     }
+}
+
+fn dequantise(
+    content: &Content,
+    file: &mut BufReader<File>,
+    name: &str,
+) -> Result<(Vec<usize>, Vec<f32>), String> {
+    let cpu = candle_core::Device::Cpu;
+    content
+        .tensor(file, name, &cpu)
+        .and_then(|tensor| tensor.dequantize(&cpu))
+        .and_then(|tensor| Ok((tensor.dims().to_vec(), tensor.flatten_all()?.to_vec1::<f32>()?)))
+        .map_err(|error| first_line(&error))
 }
 
 /// Undoes the converter's reordering: rows of each head lie as (first, second) pairs of the two halves.
@@ -172,11 +187,6 @@ impl Metadata<'_> {
     }
 
     fn rope_scaling(&self) -> Result<RopeScaling, String> {
-        if self.content.tensor_infos.contains_key("rope_freqs.weight") {
-            return Err("per-frequency rope factors in a GGUF file are not supported; \
-                        use the safetensors weights"
-                .into());
-        }
         let kind = self.get("rope.scaling.type").and_then(|value| value.to_string().ok());
         match kind.map(String::as_str) {
             None | Some("none") => Ok(RopeScaling::Default),
@@ -232,3 +242,6 @@ fn read_config(content: &Content) -> Result<(HfConfig, bool), String> {
 fn first_line(error: &candle_core::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }
+
+#[cfg(test)]
+mod tests;

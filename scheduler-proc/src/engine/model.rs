@@ -142,6 +142,11 @@ impl TargetModel {
         Ok(self.run(rows)?.0)
     }
 
+    /// Bytes of the embedding table: of all weights the only ones a step does not read as a whole.
+    pub fn gathered_bytes(&self) -> u64 {
+        self.decoder.embedding_bytes()
+    }
+
     /// Runs the rows, stores their keys and values, and returns the hidden states of all tokens in order, with
     /// those of the layers in `capture` (see [`DecoderOutput`]).
     pub fn forward_hidden(
@@ -291,24 +296,11 @@ fn placement(config: &ServeConfig) -> Result<(Kind, Device), EngineError> {
         (DeviceKind::Cpu, Kind::Half) => {
             Err(failed("float16 on a CPU", "there are no kernels for it; use --dtype bfloat16 or float32"))
         }
-        (DeviceKind::Cpu, Kind::BFloat16) if !cpu_has_bf16() => {
+        (DeviceKind::Cpu, Kind::BFloat16) if !shim::cpu_has_bf16() => {
             Err(failed("bfloat16 on this CPU", "it has no AVX-512; use --dtype float32"))
         }
         (DeviceKind::Cpu, _) => Ok((kind, Device::Cpu)),
     }
-}
-
-/// What oneDNN asks of a processor before it multiplies bfloat16.
-#[cfg(target_arch = "x86_64")]
-fn cpu_has_bf16() -> bool {
-    std::is_x86_feature_detected!("avx512bw")
-        && std::is_x86_feature_detected!("avx512vl")
-        && std::is_x86_feature_detected!("avx512dq")
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn cpu_has_bf16() -> bool {
-    false
 }
 
 /// Slots of the pool, in whole pages.

@@ -87,6 +87,19 @@ pub fn kernels_name() -> &'static str {
     unsafe { CStr::from_ptr(dh_kernels_name()) }.to_str().unwrap_or("unknown")
 }
 
+/// What oneDNN asks of a processor before it multiplies bfloat16.
+#[cfg(target_arch = "x86_64")]
+pub fn cpu_has_bf16() -> bool {
+    std::is_x86_feature_detected!("avx512bw")
+        && std::is_x86_feature_detected!("avx512vl")
+        && std::is_x86_feature_detected!("avx512dq")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub fn cpu_has_bf16() -> bool {
+    false
+}
+
 /// Loads libtorch's CUDA backend into this process. Must come before anything asks whether CUDA is there:
 /// libtorch answers that question once.
 pub fn load_cuda() -> Result<(), String> {
@@ -129,7 +142,7 @@ pub fn rms_norm(
 
 /// `silu(gate) * up` of `[rows, gate | up]`.
 pub fn silu_mul(gate_up: &Tensor) -> Result<Tensor, EngineError> {
-    require("silu_mul", gate_up.dim() == 2 && last_size(gate_up) % 2 == 0)?;
+    require("silu_mul", gate_up.dim() == 2 && last_size(gate_up).is_multiple_of(2))?;
     // SAFETY: as above.
     take("silu_mul", unsafe { dh_silu_mul(gate_up.as_ptr()) })
 }

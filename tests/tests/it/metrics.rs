@@ -83,7 +83,7 @@ fn the_sums_of_all_replies_are_the_counters() {
     assert_eq!(metrics.sum("sglang:spec_verify_calls_total"), told.spec.verify_ct as f64);
     assert_eq!(metrics.sum("sglang:e2e_request_latency_seconds_count"), told.requests as f64);
 
-    let accepted_by_depth = metrics.by_label("sglang:spec_accepted_drafts_at_position_total", "position");
+    let accepted_by_depth = metrics.by_label("sglang:spec_accepted_at_position_total", "position");
     assert_eq!(accepted_by_depth.values().sum::<f64>(), told.spec.accepted_drafts as f64);
 }
 

@@ -18,6 +18,10 @@ impl Embedding {
         &self.weight
     }
 
+    pub fn bytes(&self) -> u64 {
+        (self.weight.numel() * self.weight.kind().elt_size_in_bytes()) as u64
+    }
+
     /// `[tokens, hidden]`. Ids must lie inside the vocabulary.
     pub fn forward<'a>(&self, tokens: impl IntoIterator<Item = &'a TokenId>) -> Tensor {
         let ids: Vec<i64> = tokens.into_iter().map(|&id| i64::from(id)).collect();

@@ -5,3 +5,4 @@ pub mod linear;
 pub mod mlp;
 pub mod norm;
 pub mod rope;
+pub mod rows;

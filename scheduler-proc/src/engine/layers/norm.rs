@@ -35,7 +35,7 @@ impl RmsNorm {
 
     /// Over the last dimension of any shape.
     pub fn forward_nd(&self, x: &Tensor) -> Result<Tensor, EngineError> {
-        let rows = x.reshape([-1, self.weight.numel() as i64]);
+        let rows = x.reshape([-1, self.weight.numel() as i64]).contiguous();
         Ok(self.forward(&rows)?.view_as(x))
     }
 }

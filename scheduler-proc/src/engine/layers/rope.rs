@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor};
 use super::norm::RmsNorm;
 
 /// How a model stretches its wavelengths beyond the lengths it was first trained on.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
     Default,
     Linear {
@@ -18,11 +18,14 @@ pub enum RopeScaling {
         high_freq_factor: f64,
         original_max_position: f64,
     },
+    /// Each frequency divided by its own factor, as GGUF files store it.
+    Factors(Vec<f32>),
 }
 
 impl RopeScaling {
-    fn scale(&self, frequency: f64) -> f64 {
+    fn scale(&self, index: usize, frequency: f64) -> f64 {
         match *self {
+            Self::Factors(ref factors) => frequency / factors.get(index).copied().map_or(1.0, f64::from),
             Self::Default => frequency,
             Self::Linear { factor } => frequency / factor,
             Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
@@ -44,7 +47,7 @@ pub struct RopeTables {
 }
 
 impl RopeTables {
-    pub fn new(theta: f64, scaling: RopeScaling, head_dim: usize, positions: usize, device: Device) -> Self {
+    pub fn new(theta: f64, scaling: &RopeScaling, head_dim: usize, positions: usize, device: Device) -> Self {
         let frequencies: Vec<f32> = inverse_frequencies(theta, scaling, head_dim)
             .into_iter()
             .map(|frequency| frequency as f32)
@@ -72,8 +75,8 @@ impl RopeTables {
     }
 }
 
-fn inverse_frequencies(theta: f64, scaling: RopeScaling, head_dim: usize) -> Vec<f64> {
-    (0..head_dim / 2).map(|i| scaling.scale(theta.powf(-2.0 * i as f64 / head_dim as f64))).collect()
+fn inverse_frequencies(theta: f64, scaling: &RopeScaling, head_dim: usize) -> Vec<f64> {
+    (0..head_dim / 2).map(|i| scaling.scale(i, theta.powf(-2.0 * i as f64 / head_dim as f64))).collect()
 }
 
 /// What happens to each head of queries and keys before attention.
@@ -102,8 +105,8 @@ mod tests {
             high_freq_factor: 4.0,
             original_max_position: 256.0,
         };
-        let plain = inverse_frequencies(500_000.0, RopeScaling::Default, 8);
-        let scaled = inverse_frequencies(500_000.0, scaling, 8);
+        let plain = inverse_frequencies(500_000.0, &RopeScaling::Default, 8);
+        let scaled = inverse_frequencies(500_000.0, &scaling, 8);
         let ratios: Vec<f64> = plain.iter().zip(&scaled).map(|(plain, scaled)| plain / scaled).collect();
         assert_eq!(ratios[0], 1.0);
         assert!(ratios[1] > 1.0 && ratios[1] < 8.0, "{ratios:?}");
@@ -112,7 +115,7 @@ mod tests {
 
     #[test]
     fn rotation_keeps_lengths_and_position_zero() {
-        let tables = RopeTables::new(10_000.0, RopeScaling::Default, 20, 64, Device::Cpu);
+        let tables = RopeTables::new(10_000.0, &RopeScaling::Default, 20, 64, Device::Cpu);
         let x = Tensor::randn([2, 3, 20], (Kind::Float, Device::Cpu));
         let y = tables.rotate(&x, &Tensor::from_slice(&[0i64, 63]));
         assert!(y.get(0).allclose(&x.get(0), 0.0, 0.0, false));

@@ -59,7 +59,8 @@ pub(in crate::engine) fn config(weights: Weights, dtype: Dtype) -> ServeConfig {
             disable_radix_cache: false,
             decode_log_interval: 40,
             random_seed: 0,
-            num_threads: 2,
+            // Tests run side by side; two threads each would only wait for one another.
+            num_threads: 1,
             watchdog_timeout_s: 300.0,
         },
         spec: None,

@@ -159,7 +159,7 @@ impl Decoder {
         let shape = &spec.shape;
         let tables = Rc::new(RopeTables::new(
             shape.rope_theta,
-            shape.rope_scaling,
+            &shape.rope_scaling,
             shape.head_dim,
             positions,
             loader.device(),
@@ -211,6 +211,10 @@ impl Decoder {
         };
         keep(self.layers.len(), &residual);
         Ok(DecoderOutput { hidden, captured })
+    }
+
+    pub fn embedding_bytes(&self) -> u64 {
+        self.embedding.bytes()
     }
 
     /// Logits of hidden states that went through the final norm.

@@ -95,8 +95,13 @@ impl DraftBlock {
         loader: &mut Loader<'_>,
     ) -> Result<Self, EngineError> {
         let shape = &spec.shape;
-        let tables =
-            RopeTables::new(shape.rope_theta, shape.rope_scaling, shape.head_dim, positions, loader.device());
+        let tables = RopeTables::new(
+            shape.rope_theta,
+            &shape.rope_scaling,
+            shape.head_dim,
+            positions,
+            loader.device(),
+        );
         let mut parts = Vec::new();
         for (name, _) in spec.projections() {
             let weight = loader.load(&format!("{PREFIX}{name}.weight"))?;

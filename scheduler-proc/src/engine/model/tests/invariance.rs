@@ -65,7 +65,7 @@ fn check_tree(model: &mut TargetModel, what: &str, context_len: usize) {
 fn bits_do_not_depend_on_the_way() {
     for case in CASES {
         for dtype in [Dtype::Float32, Dtype::Bfloat16] {
-            if dtype == Dtype::Bfloat16 && !cpu_has_bf16() {
+            if dtype == Dtype::Bfloat16 && !shim::cpu_has_bf16() {
                 continue;
             }
             let mut model = tiny(case, dtype);

@@ -45,25 +45,28 @@ fn greedy_outputs_in_float32_are_the_reference_ones() {
             let tie = prompt.margins[index] < NEAR_TIE;
             assert!(chosen == expected || tie, "token {index}: {chosen}, not {expected}");
         }
-        let tied = prompt.margins.iter().any(|&margin| margin < NEAR_TIE);
-        if !tied {
-            let tokens = greedy(&mut model, &prompt.prompt_ids, prompt.output_ids.len(), &slots);
-            assert_eq!(tokens, prompt.output_ids);
-        }
+    }
+    // That decoding step by step gives the same is tested bit by bit; here a few as a user would see them.
+    for prompt in
+        golden.prompts.iter().filter(|prompt| prompt.margins.iter().all(|&margin| margin > NEAR_TIE)).take(2)
+    {
+        let slots = scattered_slots(prompt.prompt_ids.len() + prompt.output_ids.len(), 1);
+        let tokens = greedy(&mut model, &prompt.prompt_ids, prompt.output_ids.len(), &slots);
+        assert_eq!(tokens, prompt.output_ids);
     }
 }
 
 #[test]
 fn bits_do_not_depend_on_the_way_in_full_size() {
     for dtype in [Dtype::Float32, Dtype::Bfloat16] {
-        if dtype == Dtype::Bfloat16 && !cpu_has_bf16() {
+        if dtype == Dtype::Bfloat16 && !shim::cpu_has_bf16() {
             continue;
         }
         let mut model = load(dtype);
         let vocab_size = model.vocab_size();
         let sequence: Vec<TokenId> = (0..70).map(|index| (index * 613 + 40) % 49152).collect();
         let whole = run_chunks(&mut model, &sequence, &scattered_slots(70, 0), 70);
-        for chunk in [1, 3, 8, 17, 48] {
+        for chunk in [1, 9, 33] {
             let chunked = run_chunks(&mut model, &sequence, &scattered_slots(70, 1), chunk);
             let differing = whole.iter().zip(&chunked).filter(|(a, b)| a != b).count();
             assert_eq!(differing, 0, "{dtype:?} in chunks of {chunk}, of {}", 70 * vocab_size);
