@@ -112,16 +112,19 @@ pub struct ScheduleArgs {
 
 #[derive(Debug, Clone, ClapArgs)]
 pub struct SpecArgs {
-    /// Algorithm: NGRAM; plain decoding without
+    /// Algorithm: EAGLE, EAGLE3, STANDALONE or NGRAM; plain decoding without
     #[arg(long, value_name = "NAME")]
     pub speculative_algorithm: Option<String>,
-    /// Depth of a draft [default: NGRAM num-draft-tokens / eagle-topk]
+    /// Draft model: a head's folder for EAGLE and EAGLE3, a smaller model's folder or .gguf file for STANDALONE
+    #[arg(long, visible_alias = "speculative-draft-model", value_name = "PATH")]
+    pub speculative_draft_model_path: Option<PathBuf>,
+    /// Depth of a draft [default: Llama with EAGLE or EAGLE3 5, other draft models 3, NGRAM num-draft-tokens / eagle-topk]
     #[arg(long, value_name = "N")]
     pub speculative_num_steps: Option<u32>,
-    /// Branches of a draft tree [default: NGRAM max-bfs-breadth]
+    /// Branches of a draft tree [default: Llama with EAGLE or EAGLE3 4, other draft models 1, NGRAM max-bfs-breadth]
     #[arg(long, value_name = "N")]
     pub speculative_eagle_topk: Option<u32>,
-    /// Tokens verified per step, the last committed one included [default: NGRAM 12]
+    /// Tokens verified per step, the last committed one included [default: Llama with EAGLE or EAGLE3 8, other draft models 4, NGRAM 12]
     #[arg(long, value_name = "N")]
     pub speculative_num_draft_tokens: Option<u32>,
     /// Continuations followed after the longest n-gram match [default: 1]

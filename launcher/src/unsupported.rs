@@ -82,9 +82,17 @@ const FLAGS: &[(&str, &str)] = &[
         "it always is: the same seeded request gives the same tokens in any batch",
     ),
     ("--config", "write the flags on the command line"),
-    ("--speculative-draft-*", DRAFT_MODEL),
-    ("--speculative-draft", DRAFT_MODEL),
-    ("--speculative-token-map", DRAFT_MODEL),
+    ("--speculative-draft-model-revision", "download the revision you want and name its folder"),
+    ("--speculative-draft-load-format", "the form of a draft model is seen from its files"),
+    ("--speculative-draft-model-quantization", QUANTIZATION),
+    ("--speculative-draft-attention-backend", ONE_BACKEND),
+    (
+        "--speculative-draft-kv-cache-dtype",
+        "the draft's KV pool has the model's precision; choose it with --dtype",
+    ),
+    ("--speculative-draft-window-size", "a draft sees as far as its target"),
+    ("--speculative-draft-sink-size", "a draft sees as far as its target"),
+    ("--speculative-token-map", "use an EAGLE3 head, which has its own reduced vocabulary"),
     (
         "--speculative-accept-threshold-*",
         "a draft is accepted when it is the target's choice; there is no threshold",
@@ -116,9 +124,8 @@ const ONE_BACKEND: &str = "each --device has one backend; leave it out";
 const GRAMMAR: &str = "constrained output is not served yet";
 const NO_GRAPHS: &str = "steps run without graphs or compilation; leave it out";
 const LORA: &str = "adapters are not served; merge them into the model's weights";
-const DRAFT_MODEL: &str =
-    "draft models come with a later release; NGRAM needs none (--speculative-algorithm NGRAM)";
-const LATER: &str = "the algorithm comes with a later release; NGRAM is here (--speculative-algorithm NGRAM)";
+const LATER: &str =
+    "the algorithm comes with a later release; see --speculative-algorithm for those that are here";
 
 /// Finds the first argument that names such a flag, and says what to do instead.
 pub(crate) fn refusal<S: AsRef<str>>(argv: impl IntoIterator<Item = S>) -> Option<String> {
@@ -132,7 +139,7 @@ pub(crate) fn refusal<S: AsRef<str>>(argv: impl IntoIterator<Item = S>) -> Optio
 /// What to say of an algorithm that SGLang has and this server has not.
 pub(crate) fn algorithm_hint(name: &str) -> Option<&'static str> {
     match name {
-        "EAGLE" | "EAGLE3" | "NEXTN" | "STANDALONE" | "DFLASH" => Some("comes with a later release"),
+        "NEXTN" | "DFLASH" => Some("comes with a later release"),
         "DSPARK" | "UNO" | "FROZEN_KV_MTP" => Some("is not planned"),
         _ => None,
     }
@@ -155,7 +162,7 @@ mod tests {
             refused("--model a --tp-size 2").starts_with("--tp-size is not supported: the model runs on one")
         );
         assert!(refused("--quantization=fp8").contains("GGUF"));
-        assert!(refused("--speculative-draft-model-path x").contains("later release"));
+        assert!(refused("--speculative-draft-model-revision x").contains("name its folder"));
         assert_eq!(refused("--model a --port 1"), "");
     }
 

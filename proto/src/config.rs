@@ -134,6 +134,20 @@ pub struct SpecConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum SpecAlgorithm {
     Ngram(NgramConfig),
+    /// EAGLE-1 and -2: a one-layer head on the target's final hidden states.
+    Eagle(DraftModelConfig),
+    /// A one-layer head on hidden states captured inside the target.
+    Eagle3(DraftModelConfig),
+    /// A whole smaller model with the same vocabulary.
+    Standalone(DraftModelConfig),
+}
+
+/// The model that drafts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DraftModelConfig {
+    /// As given by the user.
+    pub path: String,
+    pub weights: Weights,
 }
 
 impl SpecAlgorithm {
@@ -141,6 +155,9 @@ impl SpecAlgorithm {
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Ngram(_) => "NGRAM",
+            Self::Eagle(_) => "EAGLE",
+            Self::Eagle3(_) => "EAGLE3",
+            Self::Standalone(_) => "STANDALONE",
         }
     }
 }

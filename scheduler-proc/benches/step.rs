@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use proto::{Dtype, ServeConfig};
 use scheduler_proc::engine::model::TargetModel;
-use scheduler_proc::engine::target::{ForwardRow, LogitRows, Target};
+use scheduler_proc::engine::target::{ForwardRow, LogitRows};
 use tch::{Device, Kind, Tensor};
 
 const CONTEXT: usize = 500;

@@ -71,24 +71,36 @@ fn spec(config: &ServeConfig) -> Value {
     let Some(spec) = &config.spec else {
         return json!({
             "speculative_algorithm": null,
+            "speculative_draft_model_path": null,
             "speculative_num_steps": null,
             "speculative_eagle_topk": null,
             "speculative_num_draft_tokens": null,
         });
     };
-    let SpecAlgorithm::Ngram(ngram) = &spec.algorithm;
-    json!({
+    let mut all = json!({
         "speculative_algorithm": spec.algorithm.as_str(),
         "speculative_num_steps": spec.num_steps,
         "speculative_eagle_topk": spec.eagle_topk,
         "speculative_num_draft_tokens": spec.num_draft_tokens,
-        "speculative_ngram_min_bfs_breadth": ngram.min_bfs_breadth,
-        "speculative_ngram_max_bfs_breadth": ngram.max_bfs_breadth,
-        "speculative_ngram_match_type":
-            match ngram.match_type { NgramMatchType::Bfs => "BFS", NgramMatchType::Prob => "PROB" },
-        "speculative_ngram_max_trie_depth": ngram.max_trie_depth,
-        "speculative_ngram_capacity": ngram.capacity,
-    })
+    });
+    let own = match &spec.algorithm {
+        SpecAlgorithm::Ngram(ngram) => json!({
+            "speculative_draft_model_path": null,
+            "speculative_ngram_min_bfs_breadth": ngram.min_bfs_breadth,
+            "speculative_ngram_max_bfs_breadth": ngram.max_bfs_breadth,
+            "speculative_ngram_match_type":
+                match ngram.match_type { NgramMatchType::Bfs => "BFS", NgramMatchType::Prob => "PROB" },
+            "speculative_ngram_max_trie_depth": ngram.max_trie_depth,
+            "speculative_ngram_capacity": ngram.capacity,
+        }),
+        SpecAlgorithm::Eagle(draft) | SpecAlgorithm::Eagle3(draft) | SpecAlgorithm::Standalone(draft) => {
+            json!({ "speculative_draft_model_path": draft.path })
+        }
+    };
+    if let (Value::Object(all), Value::Object(own)) = (&mut all, own) {
+        all.extend(own);
+    }
+    all
 }
 
 pub(super) const fn dtype_name(dtype: Dtype) -> &'static str {

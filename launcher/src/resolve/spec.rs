@@ -3,32 +3,68 @@
 use anyhow::{Result, bail, ensure};
 use proto::{NgramConfig, NgramMatchType, SpecAlgorithm, SpecConfig};
 
+use super::draft_model;
 use crate::args::{MatchTypeArg, SpecArgs};
 use crate::unsupported;
 
 /// Nodes that a trie index can name.
 const MAX_CAPACITY: u64 = 1 << 31;
 /// Width of a verify step that no model gains from; wider is a slip of the finger.
-const MAX_DRAFT_TOKENS: u32 = 256;
+pub(super) const MAX_DRAFT_TOKENS: u32 = 256;
+const KNOWN: &str = "EAGLE, EAGLE3, STANDALONE and NGRAM are here";
 
-pub(super) fn resolve(args: &SpecArgs) -> Result<Option<SpecConfig>> {
+/// The algorithm with its settings, and what was changed of what the user asked for.
+pub(super) fn resolve(
+    args: &SpecArgs,
+    architectures: &[String],
+) -> Result<(Option<SpecConfig>, Option<String>)> {
     let name = args.speculative_algorithm.as_deref().map(str::to_uppercase);
     match name.as_deref() {
-        None | Some("NONE") => refuse_orphans(args).map(|()| None),
-        Some("NGRAM") => ngram(args).map(Some),
-        Some(other) => match unsupported::algorithm_hint(other) {
-            Some(hint) => bail!("--speculative-algorithm {other} {hint}; NGRAM is here"),
-            None => bail!("--speculative-algorithm {other} is unknown; NGRAM is here"),
+        None | Some("NONE") => refuse_orphans(args).map(|()| (None, None)),
+        Some("NGRAM") => {
+            refuse_draft_path(args)?;
+            Ok((Some(ngram(args)?), None))
+        }
+        Some(name) => match draft_model::Kind::of(name) {
+            Some(kind) => {
+                refuse_ngram(args, name)?;
+                let (config, note) = draft_model::resolve(kind, args, architectures)?;
+                Ok((Some(config), note))
+            }
+            None => match unsupported::algorithm_hint(name) {
+                Some(hint) => bail!("--speculative-algorithm {name} {hint}; {KNOWN}"),
+                None => bail!("--speculative-algorithm {name} is unknown; {KNOWN}"),
+            },
         },
+    }
+}
+
+fn refuse_draft_path(args: &SpecArgs) -> Result<()> {
+    match args.speculative_draft_model_path {
+        None => Ok(()),
+        Some(_) => bail!(
+            "--speculative-draft-model-path has no effect with --speculative-algorithm NGRAM; use EAGLE, EAGLE3 or \
+             STANDALONE"
+        ),
     }
 }
 
 /// A speculative setting without an algorithm has no effect, so its author means something else.
 fn refuse_orphans(args: &SpecArgs) -> Result<()> {
     let given = [
+        ("--speculative-draft-model-path", args.speculative_draft_model_path.is_some()),
         ("--speculative-num-steps", args.speculative_num_steps.is_some()),
         ("--speculative-eagle-topk", args.speculative_eagle_topk.is_some()),
         ("--speculative-num-draft-tokens", args.speculative_num_draft_tokens.is_some()),
+    ];
+    match given.iter().find(|(_, given)| *given) {
+        Some((flag, _)) => bail!("{flag} needs --speculative-algorithm (EAGLE, EAGLE3, STANDALONE or NGRAM)"),
+        None => refuse_ngram(args, "NONE"),
+    }
+}
+
+fn refuse_ngram(args: &SpecArgs, algorithm: &str) -> Result<()> {
+    let given = [
         ("--speculative-ngram-min-bfs-breadth", args.speculative_ngram_min_bfs_breadth.is_some()),
         ("--speculative-ngram-max-bfs-breadth", args.speculative_ngram_max_bfs_breadth.is_some()),
         ("--speculative-ngram-match-type", args.speculative_ngram_match_type.is_some()),
@@ -36,7 +72,9 @@ fn refuse_orphans(args: &SpecArgs) -> Result<()> {
         ("--speculative-ngram-capacity", args.speculative_ngram_capacity.is_some()),
     ];
     match given.iter().find(|(_, given)| *given) {
-        Some((flag, _)) => bail!("{flag} needs --speculative-algorithm (NGRAM)"),
+        Some((flag, _)) => {
+            bail!("{flag} needs --speculative-algorithm NGRAM and has no effect with {algorithm}")
+        }
         None => Ok(()),
     }
 }

@@ -86,10 +86,64 @@ fn bfloat16_is_chosen_where_it_is_computed() {
     assert_eq!(dtype(DtypeArg::Float32, DeviceKind::Cpu, &able), Dtype::Float32);
 }
 
+/// With the target's own folder as the draft: what it holds is the engine's business.
+fn drafting(algorithm: &str, flags: &str) -> Result<Resolved> {
+    let dir = folder();
+    let path = dir.path().display();
+    let flags = format!("--speculative-algorithm {algorithm} --speculative-draft-model-path {path} {flags}");
+    resolve_in(dir.path(), &flags)
+}
+
+#[test]
+fn draft_models_have_sglangs_defaults() {
+    let check = |algorithm: &str, flags: &str, expect: (u32, u32, u32)| {
+        let spec = drafting(algorithm, flags).unwrap().config.spec.unwrap();
+        assert_eq!(spec.algorithm.as_str(), algorithm.to_uppercase());
+        assert_eq!((spec.num_steps, spec.eagle_topk, spec.num_draft_tokens), expect, "{algorithm} {flags}");
+    };
+    check("eagle", "", (5, 4, 8));
+    check("Eagle3", "", (5, 4, 8));
+    check("standalone", "", (3, 1, 4));
+    check("eagle", "--speculative-num-steps 4", (4, 1, 5));
+    check(
+        "eagle",
+        "--speculative-num-steps 2 --speculative-eagle-topk 4 --speculative-num-draft-tokens 21",
+        (2, 4, 21),
+    );
+}
+
+#[test]
+fn a_chain_has_the_width_of_its_depth_and_says_so() {
+    let flags = "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 9";
+    let Resolved { config, notes } = drafting("EAGLE", flags).unwrap();
+    assert_eq!(config.spec.unwrap().num_draft_tokens, 4);
+    assert_eq!(config.server_args["speculative_num_draft_tokens"], 4);
+    assert_eq!(config.server_args["speculative_algorithm"], "EAGLE");
+    assert!(
+        notes.iter().any(|note| note.contains("--speculative-num-draft-tokens is 4, not 9")),
+        "{notes:?}"
+    );
+}
+
+#[test]
+fn trees_that_cannot_be_are_refused() {
+    let check = |flags: &str, part: &str| {
+        let error = format!("{:#}", drafting("EAGLE", flags).unwrap_err());
+        assert!(error.contains(part), "{flags:?} gave {error:?}");
+    };
+    let steps = "--speculative-num-steps 2 --speculative-eagle-topk 4 --speculative-num-draft-tokens";
+    check(&format!("{steps} 22"), "at most 21");
+    check(&format!("{steps} 4"), "--speculative-eagle-topk 4 must be less than");
+    check("--speculative-num-steps 2 --speculative-eagle-topk 4", "needs --speculative-num-draft-tokens");
+    check("--speculative-eagle-topk 4", "need --speculative-num-steps too");
+    check("--speculative-num-steps 0", "must be at least 1");
+    check("--speculative-ngram-capacity 100", "has no effect with EAGLE");
+}
+
 #[test]
 fn ngram_has_sglangs_defaults() {
     let spec = config("--speculative-algorithm ngram").spec.unwrap();
-    let SpecAlgorithm::Ngram(ngram) = &spec.algorithm;
+    let SpecAlgorithm::Ngram(ngram) = &spec.algorithm else { panic!("{spec:?}") };
     assert_eq!((spec.num_steps, spec.eagle_topk, spec.num_draft_tokens), (1, 10, 12));
     assert_eq!((ngram.min_bfs_breadth, ngram.max_bfs_breadth, ngram.max_trie_depth), (1, 10, 18));
     assert_eq!(ngram.capacity, 10_000_000);
@@ -110,7 +164,17 @@ fn impossible_combinations_are_refused_with_the_relation() {
         ("--stream-interval 0", "--stream-interval must be at least 1"),
         ("--log-level loud", "--log-level loud is none of error"),
         ("--speculative-num-draft-tokens 4", "--speculative-num-draft-tokens needs --speculative-algorithm"),
-        ("--speculative-algorithm EAGLE3", "EAGLE3 comes with a later release"),
+        ("--speculative-algorithm DFLASH", "DFLASH comes with a later release"),
+        ("--speculative-algorithm EAGLE3", "needs --speculative-draft-model-path"),
+        ("--speculative-draft-model-path .", "--speculative-draft-model-path needs --speculative-algorithm"),
+        (
+            "--speculative-algorithm NGRAM --speculative-draft-model-path .",
+            "--speculative-draft-model-path has no effect with --speculative-algorithm NGRAM",
+        ),
+        (
+            "--speculative-algorithm eagle --speculative-draft-model-path nowhere",
+            "--speculative-draft-model-path nowhere does not exist",
+        ),
         ("--speculative-algorithm magic", "MAGIC is unknown"),
         ("--speculative-algorithm NGRAM --speculative-num-draft-tokens 1", "must be 2 to"),
         (

@@ -1,10 +1,15 @@
-//! Owns the one match on the algorithm's name: from a configuration to an engine that runs it.
+//! Owns the way from a configuration to an engine that runs it.
 
-use proto::{ServeConfig, SpecAlgorithm, SpecConfig};
+mod draft;
+mod self_check;
+#[cfg(test)]
+mod tests;
 
+use proto::ServeConfig;
+
+use self::draft::{BoxedDrafter, DraftPlan};
 use super::model::TargetModel;
-use super::spec::ngram::NgramDrafter;
-use super::spec::{Drafter, SpecEngine};
+use super::spec::SpecEngine;
 use super::{Engine, EngineError};
 
 /// Loads what the configuration names. `progress` hears of bytes done and bytes in all.
@@ -12,14 +17,33 @@ pub fn build(
     config: &ServeConfig,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Box<dyn Engine>, EngineError> {
-    let target = TargetModel::load(config, progress)?;
+    let Parts { target, drafter, needs_check } = load(config, progress)?;
     let limits = target.limits().clone();
-    Ok(Box::new(SpecEngine::new(target, limits, config.spec.as_ref().map(drafter))))
+    let mut engine = SpecEngine::new(target, limits, drafter);
+    if needs_check {
+        self_check::run(&mut engine, config)?;
+    }
+    Ok(Box::new(engine))
 }
 
-fn drafter(config: &SpecConfig) -> Box<dyn Drafter> {
-    let (width, steps) = (config.num_draft_tokens as usize, config.num_steps as usize);
-    match &config.algorithm {
-        SpecAlgorithm::Ngram(ngram) => Box::new(NgramDrafter::new(ngram, width, steps)),
-    }
+/// What an engine is made of.
+struct Parts {
+    target: TargetModel,
+    drafter: Option<BoxedDrafter>,
+    needs_check: bool,
+}
+
+fn load(config: &ServeConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<Parts, EngineError> {
+    let Some(spec) = &config.spec else {
+        let target = TargetModel::load(config, progress)?;
+        return Ok(Parts { target, drafter: None, needs_check: false });
+    };
+    let plan = DraftPlan::new(config, spec)?;
+    let neighbour = plan.neighbour(config);
+    let mut target = TargetModel::load_beside(config, neighbour, progress)?;
+    target.leave(plan.features());
+    plan.log_budget(target.limits(), neighbour);
+    let needs_check = plan.needs_check(config);
+    let drafter = plan.load(config, &target, progress)?;
+    Ok(Parts { target, drafter: Some(drafter), needs_check })
 }

@@ -1,5 +1,7 @@
 //! Owns the target model: decoder, KV pool and attention backend, loaded and stepped in one thread.
 
+use std::rc::Rc;
+
 use proto::{DeviceKind, Dtype, ScheduleConfig, ServeConfig, TokenId, Weights};
 use tch::{Device, Kind, Tensor};
 
@@ -10,6 +12,8 @@ use super::attention::torch::TorchAttention;
 use super::gguf::GgufFile;
 use super::hf_config::HfConfig;
 use super::kv::KvPool;
+use super::layers::embedding::Embedding;
+use super::layers::linear::Linear;
 use super::models;
 use super::models::decoder::{Decoder, DecoderInput, DecoderOutput, DecoderSpec};
 use super::shim::{self, InferenceMode};
@@ -30,25 +34,54 @@ pub struct TargetModel {
     kv: KvPool,
     attention: Box<dyn AttentionBackend>,
     limits: EngineLimits,
+    placement: (Kind, Device),
+    features: Features,
+}
+
+/// Which hidden states a pass leaves for a draft worker.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Features {
+    #[default]
+    None,
+    /// After the final norm.
+    Final,
+    /// What goes into these layers, side by side in this order.
+    Layers(Vec<usize>),
+}
+
+/// What a draft worker needs beside the target: memory that the target's pool must leave.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Bytes per slot of the target's pool.
+    pub slot_bytes: u64,
+    /// Bytes whatever the pool's size.
+    pub fixed_bytes: u64,
 }
 
 impl TargetModel {
     /// Loads the model and makes its pool. `progress` hears of bytes done and bytes in all.
     pub fn load(config: &ServeConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, EngineError> {
+        Self::load_beside(config, Neighbour::default(), progress)
+    }
+
+    /// As [`Self::load`], with a pool that leaves room for a draft worker.
+    pub fn load_beside(
+        config: &ServeConfig,
+        neighbour: Neighbour,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, EngineError> {
         let (kind, device) = placement(config)?;
         tch::set_num_threads(config.schedule.num_threads.max(1) as i32);
         shim::flush_denormals();
-        let attention: Box<dyn AttentionBackend> = match device {
-            Device::Cpu => Box::new(CpuAttention),
-            _ => Box::new(TorchAttention),
-        };
-        Self::load_with(config, (kind, device), attention, progress)
+        let attention = attention_for(device);
+        Self::load_with(config, (kind, device), attention, neighbour, progress)
     }
 
     fn load_with(
         config: &ServeConfig,
         placement: (Kind, Device),
         attention: Box<dyn AttentionBackend>,
+        neighbour: Neighbour,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
         let _inference = InferenceMode::enter();
@@ -59,7 +92,7 @@ impl TargetModel {
         let mut loader = Loader::new(source, &parameters, placement, progress)?;
         let decoder = Decoder::load(&spec, context_len, &mut loader)?;
         let slot_bytes = spec.kv_shape().slot_bytes(kind);
-        let slots = pool_slots(&config.schedule, context_len, slot_bytes, device)?;
+        let slots = pool_slots(&config.schedule, context_len, slot_bytes, neighbour, device)?;
         let kv = KvPool::new(spec.kv_shape(), slots, kind, device)?;
         let limits = EngineLimits {
             kv_slots: slots,
@@ -76,7 +109,12 @@ impl TargetModel {
             kv_slots = slots,
             "model loaded"
         );
-        Ok(Self { decoder, kv, attention, limits })
+        Ok(Self { decoder, kv, attention, limits, placement, features: Features::None })
+    }
+
+    /// What passes leave for a draft worker from now on.
+    pub fn leave(&mut self, features: Features) {
+        self.features = features;
     }
 
     pub fn limits(&self) -> &EngineLimits {
@@ -85,6 +123,23 @@ impl TargetModel {
 
     pub fn vocab_size(&self) -> usize {
         self.limits.vocab_size
+    }
+
+    pub fn placement(&self) -> (Kind, Device) {
+        self.placement
+    }
+
+    pub fn embedding(&self) -> Rc<Embedding> {
+        self.decoder.embedding()
+    }
+
+    pub fn head(&self) -> Rc<Linear> {
+        self.decoder.head()
+    }
+
+    /// Logits of the wanted tokens.
+    pub fn forward(&mut self, rows: &[ForwardRow<'_>]) -> Result<Logits, EngineError> {
+        Ok(self.run(rows)?.0)
     }
 
     /// Bytes of the embedding table: of all weights the only ones a step does not read as a whole.
@@ -112,7 +167,7 @@ impl TargetModel {
     }
 
     /// Logits of the wanted rows of hidden states that went through the final norm.
-    fn logits(&self, hidden: &Tensor, wanted: &[usize]) -> Result<Logits, EngineError> {
+    pub fn logits(&self, hidden: &Tensor, wanted: &[usize]) -> Result<Logits, EngineError> {
         let _inference = InferenceMode::enter();
         let vocab_size = self.vocab_size();
         let mut values = Vec::new();
@@ -144,13 +199,33 @@ impl TargetModel {
 }
 
 impl Target for TargetModel {
-    fn forward(&mut self, rows: &[ForwardRow<'_>]) -> Result<Logits, EngineError> {
+    /// As [`Self::leave`] asked: one row per token.
+    type Hidden = Option<Tensor>;
+
+    fn run(&mut self, rows: &[ForwardRow<'_>]) -> Result<(Logits, Option<Tensor>), EngineError> {
         let wanted = wanted_rows(rows);
         if rows.iter().all(|row| row.tokens.is_empty()) {
-            return Ok(Logits { vocab_size: self.vocab_size(), values: Vec::new() });
+            return Ok((Logits { vocab_size: self.vocab_size(), values: Vec::new() }, None));
         }
-        let output = self.forward_hidden(rows, &[])?;
-        self.logits(&output.hidden, &wanted)
+        let mut layers = match &self.features {
+            Features::Layers(layers) => layers.clone(),
+            _ => Vec::new(),
+        };
+        layers.sort_unstable();
+        layers.dedup();
+        let output = self.forward_hidden(rows, &layers)?;
+        let logits = self.logits(&output.hidden, &wanted)?;
+        let _inference = InferenceMode::enter();
+        let hidden = match &self.features {
+            Features::None => None,
+            Features::Final => Some(output.hidden),
+            Features::Layers(order) => {
+                let place = |layer| layers.iter().position(|kept| kept == layer);
+                let parts: Vec<_> = order.iter().filter_map(place).map(|at| &output.captured[at]).collect();
+                Some(Tensor::cat(&parts, 1))
+            }
+        };
+        Ok((logits, hidden))
     }
 
     fn move_kv(&mut self, moves: &[(KvSlot, KvSlot)]) {
@@ -172,6 +247,16 @@ fn wanted_rows(rows: &[ForwardRow<'_>]) -> Vec<usize> {
         }
     }
     wanted
+}
+
+/// The shape of the model that `weights` holds.
+pub fn shape_of(weights: &Weights) -> Result<HfConfig, EngineError> {
+    Ok(spec_of(weights)?.shape)
+}
+
+/// The model that `weights` holds.
+pub fn spec_of(weights: &Weights) -> Result<DecoderSpec, EngineError> {
+    Ok(open(weights)?.0)
 }
 
 fn open(weights: &Weights) -> Result<(DecoderSpec, Box<dyn WeightSource>), EngineError> {
@@ -222,15 +307,18 @@ fn placement(config: &ServeConfig) -> Result<(Kind, Device), EngineError> {
 fn pool_slots(
     schedule: &ScheduleConfig,
     context_len: usize,
-    slot_bytes: u64,
+    own_bytes: u64,
+    neighbour: Neighbour,
     device: Device,
 ) -> Result<usize, EngineError> {
     let page = u64::from(schedule.page_size.max(1));
+    let slot_bytes = own_bytes + neighbour.slot_bytes;
     let wanted = match schedule.max_total_tokens {
         Some(tokens) => tokens,
         None => {
             let useful = u64::from(schedule.max_running_requests.max(1)) * context_len as u64;
-            let free = (free_memory(device) as f64 * schedule.mem_fraction_static) as u64;
+            let free = free_memory(device).saturating_sub(neighbour.fixed_bytes);
+            let free = (free as f64 * schedule.mem_fraction_static) as u64;
             let budget = match device {
                 Device::Cpu => DEFAULT_CPU_POOL.max(context_len as u64 * slot_bytes).min(free),
                 _ => free,
@@ -249,6 +337,14 @@ fn pool_slots(
         });
     }
     Ok(slots as usize)
+}
+
+/// The backend of a device.
+pub fn attention_for(device: Device) -> Box<dyn AttentionBackend> {
+    match device {
+        Device::Cpu => Box::new(CpuAttention),
+        _ => Box::new(TorchAttention),
+    }
 }
 
 /// Bytes that can be had on a device.
@@ -275,4 +371,4 @@ fn weight_bytes(spec: &DecoderSpec, kind: Kind) -> u64 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

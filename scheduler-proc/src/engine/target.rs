@@ -45,7 +45,11 @@ impl Logits {
 /// A model with its KV pool. A row's logits depend on that row alone, bit for bit, whoever shares the batch and
 /// whether its tokens come as a chain, as a tree or one by one.
 pub trait Target {
-    fn forward(&mut self, rows: &[ForwardRow<'_>]) -> Result<Logits, EngineError>;
+    /// What a pass leaves behind for draft workers, one row per token; `()` where they need nothing.
+    type Hidden;
+
+    /// Logits of the wanted tokens, and the hidden states of all of them.
+    fn run(&mut self, rows: &[ForwardRow<'_>]) -> Result<(Logits, Self::Hidden), EngineError>;
 
     /// Copies keys and values between slots, in order.
     fn move_kv(&mut self, moves: &[(KvSlot, KvSlot)]);

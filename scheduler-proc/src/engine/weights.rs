@@ -36,6 +36,14 @@ pub trait WeightSource {
 
     /// Reads one that is there, in the type it is stored in or in float32.
     fn read(&mut self, name: &str) -> Result<Tensor, EngineError>;
+
+    /// Reads a table of integers that is there.
+    fn read_integers(&mut self, name: &str) -> Result<Vec<i64>, EngineError> {
+        Err(EngineError::Load {
+            what: name.to_owned(),
+            reason: "integers are read from safetensors only".into(),
+        })
+    }
 }
 
 /// Hands out parameters in the model's type and on its device, and reports how far it is.
@@ -64,6 +72,14 @@ impl<'a> Loader<'a> {
 
     pub fn device(&self) -> Device {
         self.device
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub fn load_integers(&mut self, name: &str) -> Result<Vec<i64>, EngineError> {
+        self.source.read_integers(name)
     }
 
     pub fn load(&mut self, name: &str) -> Result<Tensor, EngineError> {
@@ -187,6 +203,25 @@ impl WeightSource for SafetensorFiles {
         };
         let shape: Vec<i64> = view.shape().iter().map(|&size| size as i64).collect();
         Tensor::f_from_data_size(view.data(), &shape, kind).map_err(|error| failed(error.to_string()))
+    }
+
+    fn read_integers(&mut self, name: &str) -> Result<Vec<i64>, EngineError> {
+        let failed = |reason: String| EngineError::Load { what: name.to_owned(), reason };
+        let entry = self.entries.get(name).ok_or_else(|| failed("is missing".into()))?;
+        let tensors =
+            SafeTensors::deserialize(&self.files[entry.file]).map_err(|error| failed(error.to_string()))?;
+        let view = tensors.tensor(name).map_err(|error| failed(error.to_string()))?;
+        match view.dtype() {
+            Dtype::I64 => {
+                let (values, _) = view.data().as_chunks::<8>();
+                Ok(values.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect())
+            }
+            Dtype::I32 => {
+                let (values, _) = view.data().as_chunks::<4>();
+                Ok(values.iter().map(|&bytes| i64::from(i32::from_le_bytes(bytes))).collect())
+            }
+            other => Err(failed(format!("type {other:?} is not supported; known are I64 and I32"))),
+        }
     }
 }
 

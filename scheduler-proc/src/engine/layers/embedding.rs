@@ -14,6 +14,10 @@ impl Embedding {
         Self { weight: weight.contiguous() }
     }
 
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
     pub fn bytes(&self) -> u64 {
         (self.weight.numel() * self.weight.kind().elt_size_in_bytes()) as u64
     }

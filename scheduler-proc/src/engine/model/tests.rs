@@ -14,11 +14,11 @@ mod invariance;
 mod refusals;
 mod smollm2;
 
-fn fixtures() -> PathBuf {
+pub(in crate::engine) fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/golden")
 }
 
-fn config(weights: Weights, dtype: Dtype) -> ServeConfig {
+pub(in crate::engine) fn config(weights: Weights, dtype: Dtype) -> ServeConfig {
     ServeConfig {
         run_dir: PathBuf::new(),
         server: ServerConfig {

@@ -147,10 +147,10 @@ struct Layer {
 
 #[derive(Debug)]
 pub struct Decoder {
-    embedding: Embedding,
+    embedding: Rc<Embedding>,
     layers: Vec<Layer>,
     final_norm: RmsNorm,
-    head: Linear,
+    head: Rc<Linear>,
 }
 
 impl Decoder {
@@ -170,7 +170,18 @@ impl Decoder {
             .collect::<Result<_, EngineError>>()?;
         let final_norm = RmsNorm::new(loader.load(FINAL_NORM)?, shape.norm_eps);
         let head = if shape.tied { embedding.shallow_clone() } else { loader.load(HEAD)? };
-        Ok(Self { embedding: Embedding::new(embedding), layers, final_norm, head: Linear::new(&head, None)? })
+        let head = Rc::new(Linear::new(&head, None)?);
+        Ok(Self { embedding: Rc::new(Embedding::new(embedding)), layers, final_norm, head })
+    }
+
+    /// For a draft head that has none of its own.
+    pub fn embedding(&self) -> Rc<Embedding> {
+        Rc::clone(&self.embedding)
+    }
+
+    /// For a draft head that has none of its own.
+    pub fn head(&self) -> Rc<Linear> {
+        Rc::clone(&self.head)
     }
 
     /// Runs the rows through all layers, keeping the hidden states of the layers in `capture` (ascending).

@@ -1,6 +1,11 @@
-//! Owns the table of model families. A family is a description of the one decoder stack.
+//! Owns the table of model families, each a description of the one decoder stack, and the draft heads.
 
 pub mod decoder;
+pub mod draft;
+mod draft_block;
+pub mod draft_config;
+pub mod eagle3_head;
+pub mod eagle_head;
 mod llama;
 mod mistral;
 mod qwen2;

@@ -57,14 +57,31 @@ impl Chooser {
     pub fn choose(&mut self, logits: &[f32], path: &Path<'_>) -> Result<ChosenToken, ChooseError> {
         let params = path.params();
         let row = prepare(&mut self.edited, &mut self.scan, logits, path)?;
-        let id = if is_greedy(&params.sampling) {
-            row.scan.argmax(row.logits)
-        } else {
-            let cutoff = filter::cutoff(&row, &params.sampling, &mut self.filter);
-            race::winner(&row, cutoff, Noise::new(params.sampling.sampling_seed, path.position() as u64))
-        };
+        let id = pick(&row, path, &mut self.filter);
         let logprobs = params.logprobs.as_ref().map(|wanted| logprobs::of(&row, id, wanted));
         Ok(ChosenToken { id, logprobs })
+    }
+
+    /// The token that [`Self::choose`] would take, without its log-probabilities: a draft worker's guess, with the
+    /// same edits, filters and noise as the target's choice at that position.
+    pub fn guess(&mut self, logits: &[f32], path: &Path<'_>) -> Result<TokenId, ChooseError> {
+        let row = prepare(&mut self.edited, &mut self.scan, logits, path)?;
+        Ok(pick(&row, path, &mut self.filter))
+    }
+
+    /// The best `k` tokens, best first, with the logarithms of their plain softmax probabilities.
+    pub fn best(&mut self, logits: &[f32], k: usize) -> Result<Vec<(TokenId, f64)>, ChooseError> {
+        if !scan::all_finite(logits) {
+            return Err(ChooseError::NotFinite);
+        }
+        self.scan.run(logits);
+        let row = Row { logits, scan: &self.scan, scale: Scale::new(self.scan.max(), 1.0) };
+        let log_total = mass::total(&row).ln();
+        let entry = |key| {
+            let token = scan::token_of(key);
+            (token, row.scale.log_mass(logits[token as usize]) - log_total)
+        };
+        Ok(row.scan.top(logits, k).into_iter().map(entry).collect())
     }
 
     /// The probabilities that [`Self::choose`] draws from; all on the argmax when greedy.
@@ -93,6 +110,15 @@ impl Chooser {
         let row = Row { logits, scan: &self.scan, scale: Scale::new(self.scan.max(), 1.0) };
         Ok(logprobs::of(&row, token, wanted))
     }
+}
+
+fn pick(row: &Row<'_>, path: &Path<'_>, scratch: &mut FilterScratch) -> TokenId {
+    let sampling = &path.params().sampling;
+    if is_greedy(sampling) {
+        return row.scan.argmax(row.logits);
+    }
+    let cutoff = filter::cutoff(row, sampling, scratch);
+    race::winner(row, cutoff, Noise::new(sampling.sampling_seed, path.position() as u64))
 }
 
 fn prepare<'a>(

@@ -50,6 +50,11 @@ impl<'a> Path<'a> {
         self.len
     }
 
+    /// Whether the choice is just the largest logit.
+    pub fn is_argmax(&self) -> bool {
+        super::is_greedy(&self.params.sampling) && !self.edits()
+    }
+
     /// Whether [`Self::edit`] changes anything.
     pub(super) fn edits(&self) -> bool {
         !self.counts.is_empty() || !self.params.sampling.logit_bias.is_empty() || self.masks_terminators()

@@ -1,6 +1,7 @@
 //! Owns the step: draft → forward → choose → compact → commit. Plain decoding is the same path without drafts.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::time::Instant;
 
 use proto::TokenId;
@@ -18,10 +19,10 @@ use crate::engine::target::{ForwardRow, LogitRows, Logits, Target};
 use crate::engine::{DraftStatus, Engine, EngineError, EngineLimits};
 
 /// An engine over a model that can verify, with or without a draft worker.
-pub struct SpecEngine<T> {
+pub struct SpecEngine<T: Target> {
     target: T,
     limits: EngineLimits,
-    drafter: Option<Box<dyn Drafter>>,
+    drafter: Option<Box<dyn Drafter<T::Hidden>>>,
     chooser: Chooser,
     slots: FxHashMap<EngineSlot, SlotState>,
 }
@@ -47,8 +48,16 @@ struct Submission<'a> {
     logits: LogitRows,
 }
 
+/// What became final of one row; see [`Commit`].
+struct Final<'a> {
+    row: &'a BatchRow<'a>,
+    tokens: Cow<'a, [TokenId]>,
+    computed: Range<usize>,
+    hidden_rows: Vec<usize>,
+}
+
 impl<T: Target> SpecEngine<T> {
-    pub fn new(target: T, limits: EngineLimits, drafter: Option<Box<dyn Drafter>>) -> Self {
+    pub fn new(target: T, limits: EngineLimits, drafter: Option<Box<dyn Drafter<T::Hidden>>>) -> Self {
         Self { target, limits, drafter, chooser: Chooser::default(), slots: FxHashMap::default() }
     }
 
@@ -62,7 +71,14 @@ impl<T: Target> SpecEngine<T> {
             let limit = draft_limit(row);
             if limit.enabled && limit.nodes > 0 && limit.depth > 0 {
                 owners.push((index, limit));
-                inputs.push(DraftInput { slot: row.slot, tokens: row.tokens, params: row.params, limit });
+                inputs.push(DraftInput {
+                    slot: row.slot,
+                    tokens: row.tokens,
+                    prompt_len: row.prompt_len,
+                    params: row.params,
+                    kv_slots: row.kv_slots,
+                    limit,
+                });
             }
         }
         if inputs.is_empty() {
@@ -80,15 +96,15 @@ impl<T: Target> SpecEngine<T> {
         Ok(trees)
     }
 
-    fn forward(&mut self, submissions: &[Submission<'_>]) -> Result<Logits, EngineError> {
+    fn forward(&mut self, submissions: &[Submission<'_>]) -> Result<(Logits, T::Hidden), EngineError> {
         let rows: Vec<_> = submissions.iter().map(Submission::forward_row).collect();
-        let logits = self.target.forward(&rows)?;
+        let (logits, hidden) = self.target.run(&rows)?;
         let expect = submissions.iter().map(Submission::logit_rows).sum::<usize>() * logits.vocab_size;
         if logits.values.len() != expect {
             let reason = format!("{} logits where {expect} were asked for", logits.values.len());
             return Err(EngineError::Step { stage: "forward", reason });
         }
-        Ok(logits)
+        Ok((logits, hidden))
     }
 
     /// Scores and chooses for every row; also what each row accepted, for the rows without an error.
@@ -112,7 +128,13 @@ impl<T: Target> SpecEngine<T> {
     /// come to decode without an extend step of its own, after a retraction or behind a prefix cache.
     fn catch_up(&mut self, batch: &Batch<'_>) -> Result<(), EngineError> {
         let decoding = batch.rows.iter().filter(|row| row.kind != RowKind::Extend);
-        self.commit(decoding.map(|row| (row.slot, Cow::Borrowed(row.tokens))).collect())
+        let finals = decoding.map(|row| Final {
+            row,
+            tokens: Cow::Borrowed(row.tokens),
+            computed: row.computed_len..row.computed_len,
+            hidden_rows: Vec::new(),
+        });
+        self.commit(finals.collect(), None)
     }
 
     /// Tells the draft worker what became final in this step.
@@ -120,28 +142,43 @@ impl<T: Target> SpecEngine<T> {
         &mut self,
         submissions: &[Submission<'_>],
         outputs: &[RowOutput],
+        accepted: &[Vec<usize>],
+        hidden: &T::Hidden,
     ) -> Result<(), EngineError> {
-        let sound = submissions.iter().zip(outputs).filter(|(_, output)| output.error.is_none());
-        let finals = sound.map(|(Submission { row, .. }, output)| {
-            let mut tokens = row.tokens[..row.computed_len + row.extend_len].to_vec();
-            tokens.extend(output.tokens.iter().map(|token| token.id));
-            (row.slot, Cow::Owned(tokens))
-        });
-        self.commit(finals.collect())
+        if self.drafter.is_none() {
+            return Ok(());
+        }
+        let mut finals = Vec::with_capacity(submissions.len());
+        let mut first = 0;
+        for ((submission, output), accepted) in submissions.iter().zip(outputs).zip(accepted) {
+            if output.error.is_none() {
+                finals.push(submission.outcome(output, accepted, first));
+            }
+            first += submission.tokens.len();
+        }
+        self.commit(finals, Some(hidden))
     }
 
-    fn commit(&mut self, finals: Vec<(EngineSlot, Cow<'_, [TokenId]>)>) -> Result<(), EngineError> {
+    fn commit(&mut self, finals: Vec<Final<'_>>, hidden: Option<&T::Hidden>) -> Result<(), EngineError> {
         let Some(drafter) = &mut self.drafter else { return Ok(()) };
         let mut commits = Vec::with_capacity(finals.len());
-        for (slot, tokens) in &finals {
-            let state = self.slots.entry(*slot).or_default();
+        for Final { row, tokens, computed, hidden_rows } in &finals {
+            let state = self.slots.entry(row.slot).or_default();
             let new_len = tokens.len().saturating_sub(state.committed);
             if new_len > 0 {
                 state.committed = tokens.len();
-                commits.push(Commit { slot: *slot, tokens, new_len });
+                commits.push(Commit {
+                    slot: row.slot,
+                    tokens,
+                    new_len,
+                    kv_slots: row.kv_slots,
+                    computed: computed.clone(),
+                    hidden_rows: hidden_rows.clone(),
+                    shares: row.kind == RowKind::Extend,
+                });
             }
         }
-        if commits.is_empty() { Ok(()) } else { drafter.commit(&commits) }
+        if commits.is_empty() { Ok(()) } else { drafter.commit(&commits, hidden) }
     }
 }
 
@@ -166,7 +203,7 @@ impl<T: Target> Engine for SpecEngine<T> {
         let drafting = self.drafter.is_some();
         let submissions: Vec<_> =
             batch.rows.iter().zip(trees).map(|(row, tree)| Submission::new(row, tree, drafting)).collect();
-        let logits = self.forward(&submissions)?;
+        let (logits, hidden) = self.forward(&submissions)?;
         let forwarded = Instant::now();
 
         let (rows, accepted): (Vec<_>, Vec<_>) = self.choose(&submissions, &logits).into_iter().unzip();
@@ -177,7 +214,7 @@ impl<T: Target> Engine for SpecEngine<T> {
             self.target.move_kv(&moves);
         }
         let moved = Instant::now();
-        self.commit_step(&submissions, &rows)?;
+        self.commit_step(&submissions, &rows, &accepted, &hidden)?;
 
         let timing = StepTiming {
             draft: (drafted - start + moved.elapsed()).as_secs_f64(),
@@ -232,6 +269,21 @@ impl<'a> Submission<'a> {
             LogitRows::None => 0,
             LogitRows::Last => 1,
             LogitRows::From(first) => self.tokens.len() - first,
+        }
+    }
+
+    /// What became final of the row. `first` is where the row's tokens begin in the pass.
+    fn outcome(&self, output: &RowOutput, accepted: &[usize], first: usize) -> Final<'a> {
+        let row = self.row;
+        let known = row.computed_len + row.extend_len;
+        let mut tokens = row.tokens[..known].to_vec();
+        tokens.extend(output.tokens.iter().map(|token| token.id));
+        let drafts = accepted.iter().map(|&node| first + row.extend_len + node);
+        Final {
+            row,
+            tokens: Cow::Owned(tokens),
+            computed: row.computed_len..known + accepted.len(),
+            hidden_rows: (first..first + row.extend_len).chain(drafts).collect(),
         }
     }
 

@@ -1,20 +1,25 @@
 //! Draft → verify → accept → commit, once, for every algorithm. A draft worker only drafts and learns.
 
+pub mod draft_model;
 mod engine;
+mod growth;
 mod input_logprobs;
 pub mod ngram;
+pub mod standalone;
 pub mod tree;
 pub mod verify;
 
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 use proto::TokenId;
 
 pub use self::engine::SpecEngine;
 use self::tree::DraftTree;
 use super::{DraftStatus, EngineError};
-use crate::batch::{DraftLimit, EngineSlot, RowParams};
+use crate::batch::{DraftLimit, EngineSlot, KvSlot, RowParams};
 
 /// One row a draft worker may draft for.
 #[derive(Debug, Clone)]
@@ -22,7 +27,10 @@ pub struct DraftInput<'a> {
     pub slot: EngineSlot,
     /// Prompt and answer so far; the last is the root.
     pub tokens: &'a [TokenId],
+    pub prompt_len: usize,
     pub params: &'a RowParams,
+    /// The target's slot of every position up to the root's at least.
+    pub kv_slots: &'a [KvSlot],
     pub limit: DraftLimit,
 }
 
@@ -35,14 +43,24 @@ pub struct Commit<'a> {
     /// How many of them are new to the draft worker. A prompt's first commit also covers what a prefix cache
     /// spared the target.
     pub new_len: usize,
+    /// The target's slot of every position in `computed` and before.
+    pub kv_slots: &'a [KvSlot],
+    /// Positions whose keys and values the target made in this step; all before them are in its pool already.
+    pub computed: Range<usize>,
+    /// Where in the step's hidden states those positions are, one row each.
+    pub hidden_rows: Vec<usize>,
+    /// Other requests may use the slots from now on, not only once this one is released.
+    pub shares: bool,
 }
 
-/// A draft worker. It never verifies, never touches the target's KV and never counts.
-pub trait Drafter {
+/// A draft worker. It never verifies, never touches the target's KV and never counts. `H` is what the target leaves
+/// behind for it.
+pub trait Drafter<H = ()> {
     /// One tree per input, in order, each inside its input's limit. An empty tree is fine.
     fn draft(&mut self, inputs: &[DraftInput<'_>]) -> Result<Vec<DraftTree>, EngineError>;
 
-    fn commit(&mut self, commits: &[Commit<'_>]) -> Result<(), EngineError>;
+    /// `hidden` is what the step's pass left behind; `None` where the tokens became final before it.
+    fn commit(&mut self, commits: &[Commit<'_>], hidden: Option<&H>) -> Result<(), EngineError>;
 
     fn release(&mut self, slot: EngineSlot);
 

@@ -98,12 +98,12 @@ impl NgramDrafter {
     }
 }
 
-impl Drafter for NgramDrafter {
+impl<H> Drafter<H> for NgramDrafter {
     fn draft(&mut self, inputs: &[DraftInput<'_>]) -> Result<Vec<DraftTree>, EngineError> {
         Ok(inputs.iter().map(|input| self.draft_one(input)).collect())
     }
 
-    fn commit(&mut self, commits: &[Commit<'_>]) -> Result<(), EngineError> {
+    fn commit(&mut self, commits: &[Commit<'_>], _: Option<&H>) -> Result<(), EngineError> {
         commits.iter().for_each(|commit| self.commit_one(commit));
         Ok(())
     }

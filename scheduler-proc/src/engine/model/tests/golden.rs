@@ -68,8 +68,14 @@ fn plain_tensor_operations_give_the_golden_logits_too() {
     for case in CASES {
         let config = config(Weights::Safetensors(fixtures().join(case).join("target")), Dtype::Float32);
         let placement = (Kind::Float, Device::Cpu);
-        let mut model =
-            TargetModel::load_with(&config, placement, Box::new(TorchAttention), &mut |_, _| {}).unwrap();
+        let mut model = TargetModel::load_with(
+            &config,
+            placement,
+            Box::new(TorchAttention),
+            Neighbour::default(),
+            &mut |_, _| {},
+        )
+        .unwrap();
         for chunk in [512, 9] {
             check_logits(case, &mut model, chunk);
         }

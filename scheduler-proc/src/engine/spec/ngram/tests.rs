@@ -89,7 +89,7 @@ fn nothing_is_padded_in_production() {
 fn flush_empties() {
     for match_type in [NgramMatchType::Bfs, NgramMatchType::Prob] {
         let mut drafter = two_sequences(match_type);
-        drafter.flush();
+        Drafter::<()>::flush(&mut drafter);
         assert_eq!(drafter.trie.len(), 0);
         assert!(guess(&drafter, &[1, 2, 3]).is_empty());
         drafter.learn(&[7, 8, 9]);
@@ -206,14 +206,27 @@ fn params() -> RowParams {
     RowParams { sampling: SamplingParams::default(), terminators: Vec::new(), logprobs: None }
 }
 
+fn input<'a>(slot: EngineSlot, tokens: &'a [TokenId], params: &'a RowParams) -> DraftInput<'a> {
+    DraftInput { slot, tokens, prompt_len: tokens.len(), params, kv_slots: &[], limit: NO_LIMIT }
+}
+
 fn draft(drafter: &mut NgramDrafter, slot: EngineSlot, tokens: &[TokenId]) -> DraftTree {
     let params = params();
-    let inputs = [DraftInput { slot, tokens, params: &params, limit: NO_LIMIT }];
-    drafter.draft(&inputs).unwrap().remove(0)
+    let inputs = [input(slot, tokens, &params)];
+    Drafter::<()>::draft(drafter, &inputs).unwrap().remove(0)
 }
 
 fn commit(drafter: &mut NgramDrafter, slot: EngineSlot, tokens: &[TokenId], new_len: usize) {
-    drafter.commit(&[Commit { slot, tokens, new_len }]).unwrap();
+    let commit = Commit {
+        slot,
+        tokens,
+        new_len,
+        kv_slots: &[],
+        computed: 0..0,
+        hidden_rows: Vec::new(),
+        shares: false,
+    };
+    Drafter::<()>::commit(drafter, &[commit], None).unwrap();
 }
 
 #[test]
@@ -242,7 +255,7 @@ fn a_released_or_rewound_request_is_looked_up_anew() {
     commit(&mut drafter, slot, &[9, 1, 2], 3);
     assert_eq!(draft(&mut drafter, slot, &[9, 1, 2]).tokens(), [3, 4, 5]);
     assert_eq!(draft(&mut drafter, slot, &[9, 1, 2, 3]).tokens(), [4, 5], "not what was committed");
-    drafter.release(slot);
+    Drafter::<()>::release(&mut drafter, slot);
     assert_eq!(draft(&mut drafter, slot, &[4]).tokens(), [5]);
 }
 
@@ -300,17 +313,14 @@ fn ngram_speed() {
         let (mut drafting, mut committing, mut nodes) = (0.0, 0.0, 0);
         let steps = 200;
         for at in 1000..1000 + steps {
-            let inputs: Vec<_> = (0..)
-                .zip(&texts)
-                .map(|(slot, text)| DraftInput {
-                    slot: EngineSlot(slot),
-                    tokens: text,
-                    params: &params,
-                    limit: NO_LIMIT,
-                })
-                .collect();
+            let inputs: Vec<_> =
+                (0..).zip(&texts).map(|(slot, text)| input(EngineSlot(slot), text, &params)).collect();
             let start = std::time::Instant::now();
-            nodes += drafter.draft(&inputs).unwrap().iter().map(DraftTree::len).sum::<usize>();
+            nodes += Drafter::<()>::draft(&mut drafter, &inputs)
+                .unwrap()
+                .iter()
+                .map(DraftTree::len)
+                .sum::<usize>();
             drafting += start.elapsed().as_secs_f64();
             (0..).zip(&mut texts).for_each(|(row, text)| text.push(word(row, at)));
             let start = std::time::Instant::now();

@@ -46,7 +46,9 @@ impl TableTarget {
 }
 
 impl Target for TableTarget {
-    fn forward(&mut self, rows: &[ForwardRow<'_>]) -> Result<Logits, EngineError> {
+    type Hidden = ();
+
+    fn run(&mut self, rows: &[ForwardRow<'_>]) -> Result<(Logits, ()), EngineError> {
         let mut values = Vec::new();
         for row in rows {
             let context = self.context(row);
@@ -68,7 +70,7 @@ impl Target for TableTarget {
                 paths.push(path);
             }
         }
-        Ok(Logits { vocab_size: VOCAB, values })
+        Ok((Logits { vocab_size: VOCAB, values }, ()))
     }
 
     fn move_kv(&mut self, moves: &[(KvSlot, KvSlot)]) {

@@ -57,7 +57,7 @@ fn wide() -> Box<dyn Drafter> {
             }
             Ok(inputs.iter().map(|_| tree.clone()).collect())
         }
-        fn commit(&mut self, _: &[Commit<'_>]) -> Result<(), EngineError> {
+        fn commit(&mut self, _: &[Commit<'_>], _: Option<&()>) -> Result<(), EngineError> {
             Ok(())
         }
         fn release(&mut self, _: EngineSlot) {}
@@ -92,7 +92,7 @@ fn a_worker_that_answers_for_the_wrong_rows_breaks_the_engine() {
         fn draft(&mut self, _: &[DraftInput<'_>]) -> Result<Vec<DraftTree>, EngineError> {
             Ok(Vec::new())
         }
-        fn commit(&mut self, _: &[Commit<'_>]) -> Result<(), EngineError> {
+        fn commit(&mut self, _: &[Commit<'_>], _: Option<&()>) -> Result<(), EngineError> {
             Ok(())
         }
         fn release(&mut self, _: EngineSlot) {}

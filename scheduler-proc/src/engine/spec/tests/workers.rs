@@ -15,8 +15,8 @@ impl<D: Drafter> Drafter for Counted<D> {
         Ok(trees)
     }
 
-    fn commit(&mut self, commits: &[Commit<'_>]) -> Result<(), EngineError> {
-        self.inner.commit(commits)
+    fn commit(&mut self, commits: &[Commit<'_>], hidden: Option<&()>) -> Result<(), EngineError> {
+        self.inner.commit(commits, hidden)
     }
 
     fn release(&mut self, slot: EngineSlot) {
@@ -53,7 +53,7 @@ impl<F: Fn(&DraftInput<'_>) -> DraftTree> Drafter for Scripted<F> {
         Ok(inputs.iter().map(|input| (self.script)(input)).collect())
     }
 
-    fn commit(&mut self, commits: &[Commit<'_>]) -> Result<(), EngineError> {
+    fn commit(&mut self, commits: &[Commit<'_>], _: Option<&()>) -> Result<(), EngineError> {
         for commit in commits {
             let told = self.told.entry(commit.slot).or_default();
             let known = commit.tokens.len() - commit.new_len;

@@ -1,0 +1,135 @@
+//! Owns the flags of algorithms that draft with a model: which model, how deep and how wide, with SGLang's defaults.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use proto::{DraftModelConfig, SpecAlgorithm, SpecConfig, Weights};
+
+use super::model::ModelFiles;
+use super::spec::MAX_DRAFT_TOKENS;
+use crate::args::{LoadFormat, SpecArgs};
+
+/// What the model is to its target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Eagle,
+    Eagle3,
+    Standalone,
+}
+
+/// Depth, branches and width of a draft tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    steps: u32,
+    topk: u32,
+    width: u32,
+}
+
+impl Kind {
+    pub(super) fn of(name: &str) -> Option<Self> {
+        match name {
+            "EAGLE" => Some(Self::Eagle),
+            "EAGLE3" => Some(Self::Eagle3),
+            "STANDALONE" => Some(Self::Standalone),
+            _ => None,
+        }
+    }
+
+    fn algorithm(self, draft: DraftModelConfig) -> SpecAlgorithm {
+        match self {
+            Self::Eagle => SpecAlgorithm::Eagle(draft),
+            Self::Eagle3 => SpecAlgorithm::Eagle3(draft),
+            Self::Standalone => SpecAlgorithm::Standalone(draft),
+        }
+    }
+
+    /// SGLang's choice where the user makes none.
+    fn defaults(self, architectures: &[String]) -> Shape {
+        let llama = architectures.iter().any(|name| name == "LlamaForCausalLM");
+        match self {
+            Self::Eagle | Self::Eagle3 if llama => Shape { steps: 5, topk: 4, width: 8 },
+            _ => Shape { steps: 3, topk: 1, width: 4 },
+        }
+    }
+}
+
+/// The configuration, and what was changed of what the user asked for.
+pub(super) fn resolve(
+    kind: Kind,
+    args: &SpecArgs,
+    architectures: &[String],
+) -> Result<(SpecConfig, Option<String>)> {
+    let path = args.speculative_draft_model_path.as_deref().context(
+        "--speculative-algorithm with a draft model needs --speculative-draft-model-path; NGRAM needs none",
+    )?;
+    let (shape, note) = shape(args, kind.defaults(architectures))?;
+    let draft = DraftModelConfig { path: path.display().to_string(), weights: weights(kind, path)? };
+    let config = SpecConfig {
+        algorithm: kind.algorithm(draft),
+        num_steps: shape.steps,
+        eagle_topk: shape.topk,
+        num_draft_tokens: shape.width,
+    };
+    Ok((config, note))
+}
+
+fn weights(kind: Kind, path: &Path) -> Result<Weights> {
+    let shown = path.display();
+    ensure!(path.exists(), "--speculative-draft-model-path {shown} does not exist");
+    match (kind, ModelFiles::find(path, LoadFormat::Auto)) {
+        (_, Ok(ModelFiles::Folder(dir))) => Ok(Weights::Safetensors(dir)),
+        (Kind::Standalone, Ok(ModelFiles::Gguf(file))) => Ok(Weights::Gguf(file)),
+        _ => bail!(
+            "--speculative-draft-model-path {shown} holds no config.json with .safetensors files{}",
+            if kind == Kind::Standalone { " and no single .gguf file" } else { "" }
+        ),
+    }
+}
+
+/// All three settings are SGLang's choice, or the depth is given and the others follow it.
+fn shape(args: &SpecArgs, defaults: Shape) -> Result<(Shape, Option<String>)> {
+    let (topk, width) = (args.speculative_eagle_topk, args.speculative_num_draft_tokens);
+    let Some(steps) = args.speculative_num_steps else {
+        ensure!(
+            topk.is_none() && width.is_none(),
+            "--speculative-eagle-topk and --speculative-num-draft-tokens need --speculative-num-steps too"
+        );
+        return Ok((defaults, None));
+    };
+    let topk = topk.unwrap_or(1);
+    ensure!(steps >= 1, "--speculative-num-steps {steps} must be at least 1");
+    ensure!(topk >= 1, "--speculative-eagle-topk {topk} must be at least 1");
+    if topk == 1 {
+        let chain = Shape { steps, topk, width: steps.saturating_add(1) };
+        ensure!(
+            chain.width <= MAX_DRAFT_TOKENS,
+            "--speculative-num-steps {steps} must be less than {MAX_DRAFT_TOKENS}"
+        );
+        let note = width.filter(|&width| width != chain.width).map(|width| {
+            format!(
+                "--speculative-num-draft-tokens is {}, not {width}: with --speculative-eagle-topk 1 a draft is a chain \
+                 of --speculative-num-steps tokens behind the last committed one",
+                chain.width
+            )
+        });
+        return Ok((chain, note));
+    }
+    let width = width.context("--speculative-eagle-topk above 1 needs --speculative-num-draft-tokens too")?;
+    let tried = u64::from(topk) + u64::from(steps - 1) * u64::from(topk) * u64::from(topk);
+    ensure!(
+        (2..=MAX_DRAFT_TOKENS).contains(&width),
+        "--speculative-num-draft-tokens {width} must be 2 to {MAX_DRAFT_TOKENS}"
+    );
+    ensure!(
+        topk < width,
+        "--speculative-eagle-topk {topk} must be less than --speculative-num-draft-tokens {width}: the tree holds one \
+         node less, for the last committed token"
+    );
+    ensure!(
+        u64::from(width) - 1 <= tried,
+        "--speculative-num-draft-tokens {width} is more than a tree of --speculative-num-steps {steps} and \
+         --speculative-eagle-topk {topk} can fill: at most {}",
+        tried + 1
+    );
+    Ok((Shape { steps, topk, width }, None))
+}

@@ -1,0 +1,186 @@
+//! Owns the one match on the algorithm's name: what each draft worker needs, checked before the target is loaded, and
+//! the worker itself.
+
+use proto::{Dtype, ServeConfig, SpecAlgorithm, SpecConfig, Weights};
+use tch::{Kind, Tensor};
+
+use crate::engine::hf_config::HfConfig;
+use crate::engine::model::{self, Features, Neighbour, TargetModel};
+use crate::engine::models::draft::DraftModel;
+use crate::engine::models::draft_config::DraftFiles;
+use crate::engine::models::eagle_head::{EagleHead, EagleSpec};
+use crate::engine::models::eagle3_head::{Eagle3Head, Eagle3Spec};
+use crate::engine::spec::Drafter;
+use crate::engine::spec::draft_model::{DraftShape, ModelDrafter};
+use crate::engine::spec::ngram::NgramDrafter;
+use crate::engine::spec::standalone::StandaloneModel;
+use crate::engine::weights::Parameter;
+use crate::engine::{EngineError, EngineLimits};
+
+/// A draft worker before it is loaded.
+pub(super) struct DraftPlan<'a> {
+    kind: PlanKind<'a>,
+    shape: DraftShape,
+}
+
+enum PlanKind<'a> {
+    Ngram(NgramDrafter),
+    Eagle(EagleSpec, DraftFiles),
+    Eagle3(Eagle3Spec, DraftFiles),
+    Standalone { weights: &'a Weights, parameters: Vec<Parameter>, slot_values: usize },
+}
+
+pub(super) type BoxedDrafter = Box<dyn Drafter<Option<Tensor>>>;
+
+impl<'a> DraftPlan<'a> {
+    /// Reads configs and tensor names, and refuses what does not fit the target.
+    pub(super) fn new(config: &ServeConfig, spec: &'a SpecConfig) -> Result<Self, EngineError> {
+        let shape = DraftShape {
+            steps: spec.num_steps as usize,
+            topk: spec.eagle_topk as usize,
+            draft_tokens: spec.num_draft_tokens as usize,
+            rows: config.schedule.max_running_requests as usize,
+        };
+        let kind = match &spec.algorithm {
+            SpecAlgorithm::Ngram(ngram) => {
+                PlanKind::Ngram(NgramDrafter::new(ngram, shape.draft_tokens, shape.steps))
+            }
+            SpecAlgorithm::Eagle(draft) => {
+                let files = DraftFiles::open(head_folder(&draft.weights)?)?;
+                PlanKind::Eagle(EagleSpec::read(&files, &model::shape_of(&config.model.weights)?)?, files)
+            }
+            SpecAlgorithm::Eagle3(draft) => {
+                let files = DraftFiles::open(head_folder(&draft.weights)?)?;
+                PlanKind::Eagle3(Eagle3Spec::read(&files, &model::shape_of(&config.model.weights)?)?, files)
+            }
+            SpecAlgorithm::Standalone(draft) => standalone(config, &draft.weights)?,
+        };
+        if !matches!(kind, PlanKind::Ngram(_)) {
+            check_shape(shape)?;
+        }
+        Ok(Self { kind, shape })
+    }
+
+    /// What the target's passes must leave.
+    pub(super) fn features(&self) -> Features {
+        match &self.kind {
+            PlanKind::Ngram(_) | PlanKind::Standalone { .. } => Features::None,
+            PlanKind::Eagle(..) => Features::Final,
+            PlanKind::Eagle3(spec, _) => {
+                spec.captured().map_or(Features::Final, |layers| Features::Layers(layers.to_vec()))
+            }
+        }
+    }
+
+    /// The memory it takes beside the target.
+    pub(super) fn neighbour(&self, config: &ServeConfig) -> Neighbour {
+        let (slot_values, parameters) = match &self.kind {
+            PlanKind::Ngram(_) => return Neighbour::default(),
+            PlanKind::Eagle(spec, _) => {
+                let shape = &spec.block().shape;
+                (2 * shape.kv_heads * shape.head_dim + shape.hidden_size, spec.parameters())
+            }
+            PlanKind::Eagle3(spec, _) => {
+                let shape = &spec.block().shape;
+                (2 * shape.kv_heads * shape.head_dim + spec.feature_width(), spec.parameters())
+            }
+            PlanKind::Standalone { parameters, slot_values, .. } => (*slot_values, parameters.clone()),
+        };
+        let bytes = value_bytes(config.model.dtype);
+        let weights: usize = parameters.iter().map(|p| p.shape.iter().product::<usize>()).sum();
+        let slot_bytes = slot_values as u64 * bytes;
+        let scratch = self.shape.scratch_slots() as u64 * slot_bytes;
+        Neighbour { slot_bytes, fixed_bytes: weights as u64 * bytes + scratch }
+    }
+
+    /// Where the memory goes.
+    pub(super) fn log_budget(&self, limits: &EngineLimits, neighbour: Neighbour) {
+        let mib = |bytes: u64| bytes >> 20;
+        let scratch = self.shape.scratch_slots() as u64 * neighbour.slot_bytes;
+        tracing::info!(
+            target_weights_mib = mib(limits.weight_bytes),
+            target_kv_mib = mib(limits.kv_bytes),
+            draft_weights_mib = mib(neighbour.fixed_bytes.saturating_sub(scratch)),
+            draft_kv_mib = mib(neighbour.slot_bytes * limits.kv_slots as u64),
+            draft_buffers_mib = mib(scratch),
+            "memory budget"
+        );
+    }
+
+    /// Whether its acceptance says anything: random weights agree on nothing.
+    pub(super) fn needs_check(&self, config: &ServeConfig) -> bool {
+        let dummy = matches!(config.model.weights, Weights::Dummy { .. });
+        !dummy && !matches!(self.kind, PlanKind::Ngram(_))
+    }
+
+    pub(super) fn load(
+        self,
+        config: &ServeConfig,
+        target: &TargetModel,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<BoxedDrafter, EngineError> {
+        let slots = target.limits().kv_slots;
+        let room = (slots + self.shape.scratch_slots(), target.limits().context_len + self.shape.steps);
+        let model: Box<dyn DraftModel> = match self.kind {
+            PlanKind::Ngram(drafter) => return Ok(Box::new(drafter)),
+            PlanKind::Eagle(spec, files) => Box::new(EagleHead::load(&spec, files, target, room, progress)?),
+            PlanKind::Eagle3(spec, files) => {
+                Box::new(Eagle3Head::load(&spec, files, target, room, progress)?)
+            }
+            PlanKind::Standalone { weights, .. } => {
+                Box::new(StandaloneModel::load(config, weights, room, progress)?)
+            }
+        };
+        Ok(Box::new(ModelDrafter::new(model, self.shape, slots, target.placement())))
+    }
+}
+
+fn standalone<'a>(config: &ServeConfig, weights: &'a Weights) -> Result<PlanKind<'a>, EngineError> {
+    let target = model::shape_of(&config.model.weights)?;
+    let spec = model::spec_of(weights)?;
+    let HfConfig { vocab_size, .. } = spec.shape;
+    if vocab_size != target.vocab_size {
+        return Err(refused(format!(
+            "has a vocabulary of {vocab_size}; the model given by --model has {}",
+            target.vocab_size
+        )));
+    }
+    let kv = spec.kv_shape();
+    let slot_values = 2 * kv.layers * kv.kv_heads * kv.head_dim;
+    Ok(PlanKind::Standalone { weights, parameters: spec.parameters(), slot_values })
+}
+
+fn check_shape(shape: DraftShape) -> Result<(), EngineError> {
+    let DraftShape { steps, topk, draft_tokens, .. } = shape;
+    let tried = topk + steps.saturating_sub(1) * topk * topk;
+    if steps == 0 || topk == 0 || draft_tokens < 2 || draft_tokens - 1 > tried || topk > draft_tokens - 1 {
+        return Err(EngineError::Load {
+            what: "the draft worker".into(),
+            reason: format!(
+                "--speculative-num-steps {steps} with --speculative-eagle-topk {topk} tries {tried} tokens, which do \
+                 not fill --speculative-num-draft-tokens {draft_tokens}"
+            ),
+        });
+    }
+    Ok(())
+}
+
+fn head_folder(weights: &Weights) -> Result<&std::path::Path, EngineError> {
+    match weights {
+        Weights::Safetensors(dir) => Ok(dir),
+        _ => Err(refused("must be a folder with config.json and model.safetensors".into())),
+    }
+}
+
+fn refused(reason: String) -> EngineError {
+    EngineError::Load { what: "--speculative-draft-model-path".into(), reason }
+}
+
+fn value_bytes(dtype: Dtype) -> u64 {
+    let kind = match dtype {
+        Dtype::Float32 => Kind::Float,
+        Dtype::Bfloat16 => Kind::BFloat16,
+        Dtype::Float16 => Kind::Half,
+    };
+    kind.elt_size_in_bytes() as u64
+}

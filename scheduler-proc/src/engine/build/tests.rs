@@ -1,0 +1,303 @@
+//! Whole engines over the tiny golden models, driven as a scheduler drives them: the rig that the tests share.
+
+mod cache;
+mod golden;
+mod lossless;
+mod refusals;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use proto::{
+    DraftModelConfig, Dtype, SamplingParams, SpecAlgorithm, SpecConfig, SpecCounters, TokenId, Weights,
+};
+use tch::Tensor;
+
+use super::*;
+use crate::batch::{Batch, BatchRow, DraftLimit, EngineSlot, RowKind, RowOutput, RowParams};
+use crate::cache::{Lease, PrefixCache};
+use crate::engine::DraftStatus;
+use crate::engine::model::tests::{config, fixtures};
+use crate::engine::spec::tree::DraftTree;
+use crate::engine::spec::{Commit, DraftInput, Drafter};
+
+type Algorithm = fn(DraftModelConfig) -> SpecAlgorithm;
+
+/// A target with a draft model.
+#[derive(Debug, Clone, Copy)]
+struct Pair {
+    target: &'static str,
+    draft: &'static str,
+    algorithm: Algorithm,
+}
+
+const EAGLE: Pair =
+    Pair { target: "llama-tiny", draft: "eagle1-tiny/draft", algorithm: SpecAlgorithm::Eagle };
+const EAGLE_BARE: Pair = Pair { draft: "eagle1-tiny/draft_nobias_noembed", ..EAGLE };
+const EAGLE3: Pair =
+    Pair { target: "eagle3-tiny", draft: "eagle3-tiny/draft", algorithm: SpecAlgorithm::Eagle3 };
+const STANDALONE: Pair =
+    Pair { target: "llama-tiny", draft: "standalone-tiny/draft", algorithm: SpecAlgorithm::Standalone };
+
+/// `(steps, topk, draft tokens)`.
+type Shape = (u32, u32, u32);
+
+const fn chain(steps: u32) -> Shape {
+    (steps, 1, steps + 1)
+}
+
+fn serve_config(pair: Pair, shape: Option<Shape>) -> ServeConfig {
+    let weights = |case: &str| Weights::Safetensors(fixtures().join(case));
+    let mut config = config(weights(&format!("{}/target", pair.target)), Dtype::Float32);
+    let draft = DraftModelConfig { path: pair.draft.into(), weights: weights(pair.draft) };
+    config.schedule.num_threads = 1;
+    config.spec = shape.map(|(num_steps, eagle_topk, num_draft_tokens)| SpecConfig {
+        algorithm: (pair.algorithm)(draft),
+        num_steps,
+        eagle_topk,
+        num_draft_tokens,
+    });
+    config
+}
+
+/// The prompts whose answers the draft was trained on, shortest first: others it hardly guesses.
+fn prompts(pair: Pair) -> Vec<Vec<TokenId>> {
+    #[derive(serde::Deserialize)]
+    struct Golden {
+        prompts: Vec<Prompt>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Prompt {
+        ids: Vec<TokenId>,
+    }
+    let case = pair.draft.split('/').next().unwrap();
+    let text = std::fs::read(fixtures().join(case).join("golden.json")).unwrap();
+    let Golden { prompts } = serde_json::from_slice(&text).unwrap();
+    prompts.into_iter().map(|prompt| prompt.ids).collect()
+}
+
+/// The longest of them.
+fn prompt(pair: Pair) -> Vec<TokenId> {
+    prompts(pair).pop().unwrap()
+}
+
+type Trees = Rc<RefCell<BTreeMap<EngineSlot, DraftTree>>>;
+
+/// Notes what a worker drafts.
+struct Noted {
+    inner: BoxedDrafter,
+    trees: Trees,
+}
+
+impl Drafter<Option<Tensor>> for Noted {
+    fn draft(&mut self, inputs: &[DraftInput<'_>]) -> Result<Vec<DraftTree>, EngineError> {
+        let trees = self.inner.draft(inputs)?;
+        self.trees.borrow_mut().extend(inputs.iter().map(|input| input.slot).zip(trees.iter().cloned()));
+        Ok(trees)
+    }
+
+    fn commit(&mut self, commits: &[Commit<'_>], hidden: Option<&Option<Tensor>>) -> Result<(), EngineError> {
+        self.inner.commit(commits, hidden)
+    }
+
+    fn release(&mut self, slot: EngineSlot) {
+        self.inner.release(slot);
+    }
+
+    fn flush(&mut self) {
+        self.inner.flush();
+    }
+
+    fn status(&self) -> DraftStatus {
+        self.inner.status()
+    }
+}
+
+/// How the rig schedules.
+#[derive(Debug, Clone, Copy)]
+struct Schedule {
+    page: usize,
+    radix: bool,
+    /// Prompt tokens per request and step.
+    chunk: usize,
+    /// At this step the first running request loses its slots and starts over.
+    retract_at: Option<usize>,
+}
+
+const PLAIN: Schedule = Schedule { page: 1, radix: true, chunk: 512, retract_at: None };
+
+#[derive(Debug, Clone)]
+struct Ask {
+    prompt: Vec<TokenId>,
+    params: RowParams,
+    max_new: usize,
+    speculates: bool,
+    /// Drafts stay inside the budget, as the scheduler has it; golden runs overshoot.
+    clipped: bool,
+}
+
+fn greedy(prompt: &[TokenId], max_new: usize) -> Ask {
+    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let params = RowParams { sampling, terminators: vec![2], logprobs: None };
+    Ask { prompt: prompt.to_vec(), params, max_new, speculates: true, clipped: true }
+}
+
+/// One verify step.
+#[derive(Debug, Clone, PartialEq)]
+struct Verified {
+    committed: usize,
+    tree: DraftTree,
+    accepted: usize,
+    bonus: TokenId,
+}
+
+#[derive(Debug, Default)]
+struct Answer {
+    ids: Vec<TokenId>,
+    cached: usize,
+    verified: Vec<Verified>,
+    counters: SpecCounters,
+}
+
+struct Rig {
+    engine: SpecEngine<TargetModel>,
+    cache: PrefixCache,
+    trees: Trees,
+    schedule: Schedule,
+}
+
+struct Running<'a> {
+    ask: &'a Ask,
+    slot: EngineSlot,
+    tokens: Vec<TokenId>,
+    computed: usize,
+    lease: Option<Lease>,
+    answer: Answer,
+}
+
+impl Rig {
+    fn new(pair: Pair, shape: Option<Shape>, schedule: Schedule) -> Self {
+        let Parts { target, drafter, .. } = load(&serve_config(pair, shape), &mut |_, _| {}).unwrap();
+        let trees = Trees::default();
+        let noted = |inner| Box::new(Noted { inner, trees: Rc::clone(&trees) }) as BoxedDrafter;
+        let drafter = drafter.map(noted);
+        let limits = target.limits().clone();
+        let cache = PrefixCache::new(limits.kv_slots, schedule.page, schedule.radix);
+        Self { engine: SpecEngine::new(target, limits, drafter), cache, trees, schedule }
+    }
+
+    /// Serves all to their ends, one more admitted every second step.
+    fn serve(&mut self, asks: &[Ask]) -> Vec<Answer> {
+        let mut all: Vec<_> = (0..).zip(asks).map(|(slot, ask)| Running::new(slot, ask)).collect();
+        for step in 0.. {
+            let admitted = asks.len().min(step / 2 + 1);
+            if all.iter().all(Running::is_done) {
+                break;
+            }
+            let active: Vec<_> = (0..admitted).filter(|&index| !all[index].is_done()).collect();
+            if self.schedule.retract_at == Some(step)
+                && let Some(&first) = active.first()
+            {
+                self.vacate(&mut all[first]);
+            }
+            active.iter().for_each(|&index| self.seat(&mut all[index]));
+            let rows = active.iter().map(|&index| all[index].row(self.schedule.chunk)).collect();
+            let outputs = self.engine.step(&Batch { rows }).unwrap().rows;
+            for (&index, output) in active.iter().zip(outputs) {
+                self.take(&mut all[index], output);
+            }
+            let leases = all.iter().filter_map(|running| running.lease.as_ref());
+            assert_eq!(self.cache.check(leases), Ok(()));
+        }
+        all.into_iter().map(|running| running.answer).collect()
+    }
+
+    fn serve_one(&mut self, ask: &Ask) -> Answer {
+        self.serve(std::slice::from_ref(ask)).remove(0)
+    }
+
+    /// Opens a lease where there is none, and makes it hold what the next step needs.
+    fn seat(&mut self, running: &mut Running<'_>) {
+        if running.lease.is_none() {
+            let lease = self.cache.open(&None, &running.tokens[..running.tokens.len() - 1]);
+            running.computed = lease.shared_len();
+            running.answer.cached += lease.shared_len();
+            running.lease = Some(lease);
+        }
+        let lease = running.lease.as_mut().unwrap();
+        let nodes = self.engine.draft_status().max_nodes();
+        self.cache.reserve(lease, running.tokens.len() + nodes).unwrap();
+    }
+
+    fn vacate(&mut self, running: &mut Running<'_>) {
+        if let Some(lease) = running.lease.take() {
+            self.cache.release(lease, &running.tokens[..running.computed]);
+        }
+        self.engine.release(running.slot);
+    }
+
+    fn take(&mut self, running: &mut Running<'_>, output: RowOutput) {
+        assert_eq!(output.error, None);
+        let row = running.row(self.schedule.chunk);
+        let (ran, extends, committed) = (row.extend_len, row.kind == RowKind::Extend, running.tokens.len());
+        let ids: Vec<_> = output.tokens.iter().map(|token| token.id).collect();
+        if let Some(verify) = output.verify {
+            running.answer.counters.record(verify.proposed(), verify.accepted, verify.accepted);
+            running.answer.verified.push(Verified {
+                committed,
+                tree: self.trees.borrow_mut().remove(&running.slot).unwrap_or_default(),
+                accepted: verify.accepted,
+                bonus: *ids.last().unwrap(),
+            });
+        }
+        running.computed += ran + ids.len().saturating_sub(1);
+        running.tokens.extend(&ids);
+        running.answer.ids.extend(&ids);
+        if running.is_done() {
+            self.vacate(running);
+        } else if extends {
+            let lease = running.lease.as_mut().unwrap();
+            self.cache.commit(lease, &running.tokens[..running.computed]);
+        }
+    }
+}
+
+impl<'a> Running<'a> {
+    fn new(slot: u32, ask: &'a Ask) -> Self {
+        Self {
+            ask,
+            slot: EngineSlot(slot),
+            tokens: ask.prompt.clone(),
+            computed: 0,
+            lease: None,
+            answer: Answer::default(),
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.answer.ids.len() >= self.ask.max_new
+    }
+
+    fn row(&self, chunk: usize) -> BatchRow<'_> {
+        let missing = self.tokens.len() - self.computed;
+        let decodes = missing == 1 && self.tokens.len() > self.ask.prompt.len();
+        let budget = self.ask.max_new.saturating_sub(self.answer.ids.len() + 1);
+        let depth = if self.ask.clipped { budget } else { usize::MAX };
+        let draft = match self.ask.speculates {
+            true => DraftLimit { enabled: true, nodes: usize::MAX, depth },
+            false => DraftLimit::OFF,
+        };
+        BatchRow {
+            slot: self.slot,
+            kind: if decodes { RowKind::Decode { draft } } else { RowKind::Extend },
+            params: &self.ask.params,
+            tokens: &self.tokens,
+            prompt_len: self.ask.prompt.len(),
+            computed_len: self.computed,
+            extend_len: missing.min(chunk),
+            kv_slots: self.lease.as_ref().map_or(&[], Lease::slots),
+        }
+    }
+}

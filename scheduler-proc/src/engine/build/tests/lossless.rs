@@ -1,0 +1,140 @@
+//! Speculation from models never changes the answer: token for token that of plain decoding.
+
+use super::*;
+
+const SHAPES: [Shape; 2] = [chain(4), (4, 4, 13)];
+
+/// Six requests with other options each, at one temperature.
+fn mixed(pair: Pair, temperature: f64) -> Vec<Ask> {
+    let prompts = prompts(pair);
+    let ask = |seed: u32, change: fn(&mut SamplingParams)| {
+        let mut sampling =
+            SamplingParams { temperature, sampling_seed: u64::from(seed), ..SamplingParams::default() };
+        change(&mut sampling);
+        let params = RowParams { sampling, terminators: vec![2, 503], logprobs: None };
+        let max_new = 16 + seed as usize;
+        Ask {
+            prompt: prompts[seed as usize % prompts.len()].clone(),
+            params,
+            max_new,
+            speculates: true,
+            clipped: true,
+        }
+    };
+    let mut asks = vec![
+        ask(1, |_| {}),
+        ask(2, |sampling| {
+            sampling.top_k = Some(8);
+            sampling.top_p = 0.9;
+        }),
+        ask(3, |sampling| {
+            sampling.frequency_penalty = 0.6;
+            sampling.presence_penalty = 0.4;
+        }),
+        ask(4, |sampling| {
+            sampling.min_p = 0.05;
+            sampling.repetition_penalty = 1.3;
+        }),
+        ask(5, |sampling| {
+            sampling.logit_bias = vec![(7, 4.0), (503, -100.0)];
+            sampling.min_new_tokens = 12;
+        }),
+        ask(6, |sampling| sampling.top_p = 0.95),
+    ];
+    asks[5].speculates = false;
+    asks
+}
+
+/// What a rig made of all requests, in one batch or one by one.
+fn ids(rig: &mut Rig, asks: &[Ask], together: bool) -> (Vec<Vec<TokenId>>, SpecCounters) {
+    let answers = match together {
+        true => rig.serve(asks),
+        false => asks.iter().map(|ask| rig.serve_one(ask)).collect(),
+    };
+    let mut total = SpecCounters::default();
+    for answer in &answers {
+        assert_eq!(answer.counters.check(), Ok(()));
+        total.add(&answer.counters);
+    }
+    (answers.into_iter().map(|answer| answer.ids).collect(), total)
+}
+
+/// Every shape, page size, batch, chunk and cache setting against plain decoding.
+fn check(pair: Pair) {
+    let mut cells = 0;
+    for temperature in [0.0, 0.3, 0.8, 1.5] {
+        let asks = mixed(pair, temperature);
+        let mut accepted = 0;
+        let (plain, _) = ids(&mut Rig::new(pair, None, PLAIN), &asks, false);
+        for shape in SHAPES {
+            for (page, radix, chunk) in [
+                (1, true, 512),
+                (16, true, 512),
+                (1, false, 7),
+                (16, true, 7),
+                (16, false, 512),
+                (1, true, 7),
+            ] {
+                let mut rig = Rig::new(pair, Some(shape), Schedule { page, radix, chunk, retract_at: None });
+                for together in [false, true] {
+                    let what = format!(
+                        "{} at {temperature}, {shape:?}, page {page}, radix {radix}, chunk {chunk}, batch {together}",
+                        pair.draft
+                    );
+                    let (drafted, counters) = ids(&mut rig, &asks, together);
+                    assert_eq!(drafted, plain, "{what}");
+                    accepted += counters.accepted_drafts;
+                    cells += 1;
+                }
+            }
+        }
+        // The hotter, the less a tiny draft agrees with its target.
+        let enough = if temperature < 0.5 { 100 } else { 20 };
+        assert!(accepted > enough, "{} at {temperature} proves little with {accepted} accepted", pair.draft);
+    }
+    assert_eq!(cells, 4 * 2 * 6 * 2);
+}
+
+#[test]
+fn eagle_leaves_the_answer_alone() {
+    check(EAGLE);
+}
+
+#[test]
+fn eagle3_leaves_the_answer_alone() {
+    check(EAGLE3);
+}
+
+#[test]
+fn standalone_leaves_the_answer_alone() {
+    check(STANDALONE);
+}
+
+#[test]
+fn every_length_from_one_token_on() {
+    for pair in [EAGLE, EAGLE3, STANDALONE] {
+        let mut plain = Rig::new(pair, None, PLAIN);
+        for shape in SHAPES {
+            let mut rig = Rig::new(pair, Some(shape), PLAIN);
+            for max_new in 1..=7 {
+                let ask = greedy(&prompt(pair), max_new);
+                let answer = rig.serve_one(&ask);
+                assert_eq!(answer.ids, plain.serve_one(&ask).ids);
+                assert_eq!(answer.ids.len(), max_new);
+            }
+        }
+    }
+}
+
+/// A chain draws with the request's own noise, edits and filters: a model that drafts for itself is never refused,
+/// at any temperature.
+#[test]
+fn a_model_that_drafts_for_itself_is_always_right() {
+    let pair = Pair { draft: "llama-tiny/target", ..STANDALONE };
+    let mut rig = Rig::new(pair, Some(chain(3)), PLAIN);
+    for temperature in [0.0, 0.3, 0.8, 1.5] {
+        let (_, counters) = ids(&mut rig, &mixed(pair, temperature), true);
+        assert!(counters.proposed_drafts > 50, "{counters:?}");
+        assert_eq!(counters.accepted_drafts, counters.proposed_drafts, "at {temperature}");
+    }
+}

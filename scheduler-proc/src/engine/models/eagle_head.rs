@@ -1,0 +1,185 @@
+//! Owns the EAGLE-1/2 draft head: one layer over the target's final hidden states and token embeddings.
+
+use std::rc::Rc;
+
+use proto::TokenId;
+use tch::Tensor;
+
+use super::draft::{DraftModel, Inherited};
+use super::draft_block::{BlockSpec, DraftBlock};
+use super::draft_config::DraftFiles;
+use crate::engine::EngineError;
+use crate::engine::attention::AttentionBackend;
+use crate::engine::attention::plan::AttentionPlan;
+use crate::engine::hf_config::HfConfig;
+use crate::engine::kv::KvPool;
+use crate::engine::layers::embedding::Embedding;
+use crate::engine::layers::linear::Linear;
+use crate::engine::model::{TargetModel, attention_for};
+use crate::engine::shim::{self, InferenceMode};
+use crate::engine::target::{ForwardRow, Logits};
+use crate::engine::weights::{Loader, Parameter};
+
+const EMBEDDING: &str = "embed_tokens.weight";
+const ARCHITECTURES: [&str; 2] = ["LlamaForCausalLMEagle", "LlamaForCausalLM"];
+
+/// What of a head is known before anything is loaded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EagleSpec {
+    block: BlockSpec,
+    bias: bool,
+    own_embedding: bool,
+}
+
+impl EagleSpec {
+    /// Refuses what is no EAGLE head, or none for this target.
+    pub fn read(files: &DraftFiles, target: &HfConfig) -> Result<Self, EngineError> {
+        let shape = &files.shape;
+        let has = |name: &str| files.source.shape(name).is_some();
+        let failed = |reason: String| EngineError::Load { what: files.source.describe(), reason };
+        if shape.architecture.ends_with("Eagle3") || has("d2t") || has("layers.0.hidden_norm.weight") {
+            return Err(failed("is an EAGLE3 head; use --speculative-algorithm EAGLE3".into()));
+        }
+        if !ARCHITECTURES.contains(&shape.architecture.as_str()) {
+            return Err(failed(format!(
+                "architecture {:?} is no EAGLE head; known are {}",
+                shape.architecture,
+                ARCHITECTURES.join(", ")
+            )));
+        }
+        if !has("fc.weight") {
+            return Err(failed(
+                "has no fc.weight, so it is no EAGLE head; for a whole smaller model use \
+                 --speculative-algorithm STANDALONE"
+                    .into(),
+            ));
+        }
+        if shape.layers != 1 {
+            return Err(failed(format!("has {} layers; an EAGLE head has 1", shape.layers)));
+        }
+        if (shape.hidden_size, shape.vocab_size) != (target.hidden_size, target.vocab_size) {
+            return Err(failed(format!(
+                "has hidden size {} and a vocabulary of {}; the model given by --model has {} and {}",
+                shape.hidden_size, shape.vocab_size, target.hidden_size, target.vocab_size
+            )));
+        }
+        let block = BlockSpec::new(shape, shape.hidden_size, files.source.as_ref());
+        Ok(Self { block, bias: has("fc.bias"), own_embedding: has(EMBEDDING) })
+    }
+
+    pub fn block(&self) -> &BlockSpec {
+        &self.block
+    }
+
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let hidden = self.block.shape.hidden_size;
+        let mut all = self.block.parameters();
+        let mut add = |name: &str, shape: Vec<usize>| all.push(Parameter { name: name.into(), shape });
+        add("fc.weight", vec![hidden, 2 * hidden]);
+        if self.bias {
+            add("fc.bias", vec![hidden]);
+        }
+        if self.own_embedding {
+            add(EMBEDDING, vec![self.block.shape.vocab_size, hidden]);
+        }
+        all
+    }
+}
+
+/// The head, its KV pool, and what it shares with the target.
+pub struct EagleHead {
+    embedding: Rc<Embedding>,
+    join: Linear,
+    block: DraftBlock,
+    head: Rc<Linear>,
+    kv: KvPool,
+    attention: Box<dyn AttentionBackend>,
+    width: usize,
+    vocab_size: usize,
+}
+
+impl EagleHead {
+    /// `slots` and `positions` are what the head's pool and tables must hold.
+    pub fn load(
+        spec: &EagleSpec,
+        files: DraftFiles,
+        target: &TargetModel,
+        (slots, positions): (usize, usize),
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, EngineError> {
+        let _inference = InferenceMode::enter();
+        let (kind, device) = target.placement();
+        let mut loader = Loader::new(files.source, &spec.parameters(), (kind, device), progress)?;
+        let embedding = load_embedding(spec.own_embedding, target, &mut loader)?;
+        let bias = spec.bias.then(|| loader.load("fc.bias")).transpose()?;
+        Ok(Self {
+            embedding,
+            join: Linear::new(&loader.load("fc.weight")?, bias)?,
+            block: DraftBlock::load(&spec.block, positions, &mut loader)?,
+            head: target.head(),
+            kv: KvPool::new(spec.block.kv_shape(), slots, kind, device)?,
+            attention: attention_for(device),
+            width: spec.block.shape.hidden_size,
+            vocab_size: target.vocab_size(),
+        })
+    }
+}
+
+/// The file's table, or the target's where the file has none or has the same: a table is large.
+pub(super) fn load_embedding(
+    own: bool,
+    target: &TargetModel,
+    loader: &mut Loader<'_>,
+) -> Result<Rc<Embedding>, EngineError> {
+    let shared = target.embedding();
+    if !own {
+        return Ok(shared);
+    }
+    let table = loader.load(EMBEDDING)?;
+    let same = table.size() == shared.weight().size() && table.equal(shared.weight());
+    Ok(if same { shared } else { Rc::new(Embedding::new(table)) })
+}
+
+impl DraftModel for EagleHead {
+    fn lead(&self) -> usize {
+        1
+    }
+
+    fn feature_width(&self) -> usize {
+        self.width
+    }
+
+    fn forward(
+        &mut self,
+        rows: &[ForwardRow<'_>],
+        inherited: Option<Inherited<'_>>,
+    ) -> Result<Tensor, EngineError> {
+        let _inference = InferenceMode::enter();
+        let (Inherited::Target(hidden) | Inherited::Own(hidden)) = inherited.ok_or_else(no_hidden)?;
+        let plan = AttentionPlan::new(rows);
+        let embedded = self.embedding.forward(rows.iter().flat_map(|row| row.tokens));
+        let x = self.join.forward(&Tensor::cat(&[&embedded, hidden], 1))?;
+        let mut residual = x.copy();
+        let delta = self.block.forward(&x, &residual, &plan, &self.kv, self.attention.as_ref())?;
+        let _ = residual.g_add_(&delta);
+        Ok(residual)
+    }
+
+    fn logits(&self, states: &Tensor) -> Result<Logits, EngineError> {
+        host_logits(&self.head, states, self.vocab_size)
+    }
+
+    fn vocabulary(&self) -> Option<&[TokenId]> {
+        None
+    }
+}
+
+pub(super) fn no_hidden() -> EngineError {
+    EngineError::Step { stage: "draft", reason: "the head got no hidden states".into() }
+}
+
+pub(super) fn host_logits(head: &Linear, states: &Tensor, vocab_size: usize) -> Result<Logits, EngineError> {
+    let _inference = InferenceMode::enter();
+    let logits = head.forward(states)?;
+    Ok(Logits { vocab_size, values: shim::to_host(&logits)? })
+}

@@ -1,0 +1,375 @@
+//! Owns the draft worker that drafts with a network: EAGLE heads and whole smaller models alike.
+//!
+//! Its keys and values lie in a pool of its own, under the slot numbers of the target's: a row that depends on tokens
+//! `0..=i` lies where the target keeps token `i`, so whatever the prefix cache shares of the target's pool it shares
+//! of this one too. Beside it lies the target's hidden state of every slot. A cached prefix therefore needs no
+//! recomputation, and the first row after it finds the hidden state it starts from.
+//!
+//! Rows of accepted tokens are computed from the target's hidden states, never from the draft's own: those live in
+//! scratch slots and are gone after the step.
+
+use proto::TokenId;
+use rustc_hash::FxHashMap;
+use tch::{Device, Kind, Tensor};
+
+use super::growth::{Chain, Growth, Leaf, Tree};
+use super::tree::DraftTree;
+use super::{Commit, DraftInput, Drafter};
+use crate::batch::{EngineSlot, KvSlot};
+use crate::engine::models::draft::{DraftModel, Inherited};
+use crate::engine::sample::{Chooser, Path};
+use crate::engine::shim::InferenceMode;
+use crate::engine::target::{ForwardRow, LogitRows};
+use crate::engine::{DraftStatus, EngineError};
+
+/// Rows that draft together at most; more take turns.
+const DRAFT_ROWS: usize = 64;
+
+/// How far and how wide to draft.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DraftShape {
+    pub steps: usize,
+    pub topk: usize,
+    /// Width of a verify step, the root included.
+    pub draft_tokens: usize,
+    /// Requests that run at once at most.
+    pub rows: usize,
+}
+
+impl DraftShape {
+    /// Slots that the levels of all rows need beside the target's.
+    pub fn scratch_slots(&self) -> usize {
+        self.group() * self.row_slots()
+    }
+
+    fn row_slots(&self) -> usize {
+        self.topk * self.steps.saturating_sub(1)
+    }
+
+    fn group(&self) -> usize {
+        self.rows.clamp(1, DRAFT_ROWS)
+    }
+}
+
+/// Drafts by running a model ahead of the target.
+pub struct ModelDrafter {
+    model: Box<dyn DraftModel>,
+    shape: DraftShape,
+    /// The target's hidden state of every slot.
+    hidden: Option<Tensor>,
+    first_scratch: KvSlot,
+    chooser: Chooser,
+    slots: FxHashMap<EngineSlot, SlotState>,
+    /// Requests that left before all their rows were computed, though others may go on from their slots.
+    left: Vec<SlotState>,
+}
+
+/// What is kept for a request between steps.
+#[derive(Debug)]
+struct SlotState {
+    tokens: Vec<TokenId>,
+    kv_slots: Vec<KvSlot>,
+    /// Rows in the draft's pool.
+    ready: usize,
+    /// Rows that could be, since the target has their slots' tokens.
+    possible: usize,
+}
+
+/// Rows to compute from the target's hidden states.
+struct Missing<'a> {
+    tokens: &'a [TokenId],
+    kv_slots: &'a [KvSlot],
+    from: usize,
+    to: usize,
+}
+
+impl SlotState {
+    fn missing(&self) -> Missing<'_> {
+        let to = self.possible.max(self.ready);
+        Missing { tokens: &self.tokens, kv_slots: &self.kv_slots, from: self.ready, to }
+    }
+}
+
+/// One row while it is drafted for.
+struct Growing<'a> {
+    growth: Growth<'a>,
+    /// Slots of the rows before the first drafted token.
+    context: &'a [KvSlot],
+    depth: usize,
+    branches: Vec<Branch>,
+}
+
+/// A token to go on from, with the scratch slots from the root to it.
+#[derive(Debug, Clone)]
+struct Branch {
+    token: [TokenId; 1],
+    slots: Vec<KvSlot>,
+}
+
+impl ModelDrafter {
+    /// `slots` is the size of the target's pool.
+    pub fn new(
+        model: Box<dyn DraftModel>,
+        shape: DraftShape,
+        slots: usize,
+        (kind, device): (Kind, Device),
+    ) -> Self {
+        let _inference = InferenceMode::enter();
+        let hidden = match model.feature_width() {
+            0 => None,
+            // Left as it comes: no slot is read before it is written.
+            width => Some(Tensor::empty([slots as i64, width as i64], (kind, device))),
+        };
+        Self {
+            model,
+            shape,
+            hidden,
+            first_scratch: slots as KvSlot,
+            chooser: Chooser::default(),
+            slots: FxHashMap::default(),
+            left: Vec::new(),
+        }
+    }
+
+    /// Keeps the target's hidden states of newly computed positions.
+    fn keep_hidden(&mut self, commits: &[Commit<'_>], hidden: &Tensor) {
+        let Some(pool) = &mut self.hidden else { return };
+        let slots = commits.iter().flat_map(|commit| &commit.kv_slots[commit.computed.clone()]);
+        let slots: Vec<i64> = slots.map(|&slot| i64::from(slot)).collect();
+        let rows = commits.iter().flat_map(|commit| &commit.hidden_rows);
+        let rows: Vec<i64> = rows.map(|&row| row as i64).collect();
+        if rows.is_empty() {
+            return;
+        }
+        let device = pool.device();
+        let rows = hidden.index_select(0, &Tensor::from_slice(&rows).to_device(device));
+        // What comes back is an alias of the pool.
+        let _ = pool.index_copy_(0, &Tensor::from_slice(&slots).to_device(device), &rows);
+    }
+
+    /// Takes in what a commit says of its request.
+    fn learn(&mut self, commit: &Commit<'_>) {
+        let lead = self.model.lead();
+        let state = self.slots.entry(commit.slot).or_insert_with(|| SlotState {
+            tokens: Vec::new(),
+            kv_slots: Vec::new(),
+            ready: commit.computed.start.saturating_sub(lead),
+            possible: 0,
+        });
+        state.tokens.truncate(commit.tokens.len() - commit.new_len);
+        let known = state.tokens.len();
+        state.tokens.extend_from_slice(&commit.tokens[known..]);
+        state.kv_slots.clear();
+        state.kv_slots.extend_from_slice(&commit.kv_slots[..commit.computed.end]);
+        state.possible = commit.computed.end.saturating_sub(lead);
+    }
+
+    /// Computes rows from the target's hidden states; what the model leaves for all of them, in order.
+    fn extend(&mut self, missing: &[Missing<'_>]) -> Result<Option<Tensor>, EngineError> {
+        let lead = self.model.lead();
+        let rows: Vec<_> = missing
+            .iter()
+            .filter(|missing| missing.from < missing.to)
+            .map(|missing| ForwardRow {
+                tokens: &missing.tokens[missing.from + lead..missing.to + lead],
+                context_len: missing.from,
+                kv_slots: &missing.kv_slots[lead..],
+                parents: None,
+                logits: LogitRows::None,
+            })
+            .collect();
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        let features = self.hidden.as_ref().map(|pool| {
+            let slots = missing.iter().flat_map(|missing| &missing.kv_slots[missing.from..missing.to]);
+            let slots: Vec<i64> = slots.map(|&slot| i64::from(slot)).collect();
+            pool.index_select(0, &Tensor::from_slice(&slots).to_device(pool.device()))
+        });
+        self.model.forward(&rows, features.as_ref().map(Inherited::Target)).map(Some)
+    }
+
+    /// Computes what requests left undone that are gone.
+    fn settle_left(&mut self) -> Result<(), EngineError> {
+        for state in std::mem::take(&mut self.left) {
+            self.extend(&[state.missing()])?;
+        }
+        Ok(())
+    }
+
+    /// Computes all rows of these requests that others may go on from.
+    fn settle(&mut self, slots: impl Iterator<Item = EngineSlot>) -> Result<(), EngineError> {
+        let states: Vec<_> = slots.filter_map(|slot| self.slots.remove_entry(&slot)).collect();
+        let missing: Vec<_> = states.iter().map(|(_, state)| state.missing()).collect();
+        self.extend(&missing)?;
+        for (slot, mut state) in states {
+            state.ready = state.missing().to;
+            self.slots.insert(slot, state);
+        }
+        Ok(())
+    }
+
+    /// Brings the inputs' rows up to their roots; what the model leaves for each root.
+    fn catch_up(&mut self, inputs: &[DraftInput<'_>]) -> Result<Tensor, EngineError> {
+        let lead = self.model.lead();
+        let mut missing = Vec::with_capacity(inputs.len());
+        let mut last = Vec::with_capacity(inputs.len());
+        let mut end = 0;
+        for input in inputs {
+            let state = self.slots.get_mut(&input.slot).ok_or_else(|| EngineError::Step {
+                stage: "draft",
+                reason: format!("nothing was committed for {:?}", input.slot),
+            })?;
+            let to = input.tokens.len().saturating_sub(lead);
+            // The root's own row is always computed again: its state is not kept.
+            let from = state.ready.min(to.saturating_sub(1));
+            end += to - from;
+            last.push(end as i64 - 1);
+            state.ready = to;
+            missing.push(Missing { tokens: input.tokens, kv_slots: input.kv_slots, from, to });
+        }
+        let states = self.extend(&missing)?.ok_or_else(|| EngineError::Step {
+            stage: "draft",
+            reason: "a request of one token has nothing to draft from".into(),
+        })?;
+        Ok(select(&states, &last))
+    }
+
+    fn draft_group(&mut self, inputs: &[DraftInput<'_>]) -> Result<Vec<DraftTree>, EngineError> {
+        let mut states = self.catch_up(inputs)?;
+        let mut growing: Vec<_> = inputs.iter().map(|input| self.sprout(input)).collect();
+        for level in 0..self.shape.steps {
+            let parents = self.grow(&mut growing, level, &states)?;
+            if parents.is_empty() {
+                break;
+            }
+            states = self.run_branches(&growing, &select(&states, &parents))?;
+        }
+        let nodes = self.status().max_nodes();
+        let finish = |(growing, input): (Growing<'_>, &DraftInput<'_>)| {
+            let mut limit = input.limit;
+            limit.nodes = limit.nodes.min(nodes);
+            growing.growth.finish(limit)
+        };
+        Ok(growing.into_iter().zip(inputs).map(finish).collect())
+    }
+
+    fn sprout<'a>(&self, input: &DraftInput<'a>) -> Growing<'a> {
+        let growth = match self.shape.topk {
+            1 => Growth::Chain(Chain::new(Path::new(input.params, input.tokens, input.prompt_len))),
+            topk => Growth::Tree(Tree::new(topk)),
+        };
+        let root = Branch { token: [0], slots: Vec::new() };
+        let context = &input.kv_slots[self.model.lead()..input.tokens.len()];
+        let depth = match self.shape.topk {
+            // A chain of n tokens is n deep.
+            1 => input.limit.depth.min(input.limit.nodes),
+            _ => input.limit.depth,
+        };
+        Growing { growth, context, depth: depth.min(self.shape.steps), branches: vec![root] }
+    }
+
+    /// Adds a level everywhere. Gives the row of `states` that each new branch continues.
+    fn grow(
+        &mut self,
+        growing: &mut [Growing<'_>],
+        level: usize,
+        states: &Tensor,
+    ) -> Result<Vec<i64>, EngineError> {
+        let logits = self.model.logits(states)?;
+        let (group, topk) = (self.shape.row_slots(), self.shape.topk);
+        let mut parents = Vec::new();
+        let mut first = 0;
+        for (at, row) in growing.iter_mut().enumerate() {
+            let count = row.branches.len();
+            if count == 0 {
+                continue;
+            }
+            let rows: Vec<&[f32]> = (first..first + count).map(|index| logits.row(index)).collect();
+            let leaves = row.growth.grow(&mut self.chooser, &rows, self.model.vocabulary());
+            let scratch = self.first_scratch + (at * group + level * topk) as KvSlot;
+            let goes_on = level + 1 < row.depth;
+            let grown: Vec<_> = leaves.iter().filter(|_| goes_on).zip(scratch..).collect();
+            parents.extend(grown.iter().map(|(leaf, _)| (first + leaf.parent) as i64));
+            row.branches =
+                grown.iter().map(|&(leaf, slot)| row.branches[leaf.parent].child(leaf, slot)).collect();
+            first += count;
+        }
+        Ok(parents)
+    }
+
+    /// Runs the branches of all rows, each behind its own path.
+    fn run_branches(&mut self, growing: &[Growing<'_>], inherited: &Tensor) -> Result<Tensor, EngineError> {
+        let branches: Vec<_> =
+            growing.iter().flat_map(|row| row.branches.iter().map(|branch| (row.context, branch))).collect();
+        let slots: Vec<Vec<KvSlot>> =
+            branches.iter().map(|(context, branch)| [context, branch.slots.as_slice()].concat()).collect();
+        let rows: Vec<_> = branches
+            .iter()
+            .zip(&slots)
+            .map(|((_, branch), slots)| ForwardRow {
+                tokens: &branch.token,
+                context_len: slots.len() - 1,
+                kv_slots: slots,
+                parents: None,
+                logits: LogitRows::None,
+            })
+            .collect();
+        self.model.forward(&rows, Some(Inherited::Own(inherited)))
+    }
+}
+
+impl Branch {
+    fn child(&self, leaf: &Leaf, slot: KvSlot) -> Self {
+        let mut slots = self.slots.clone();
+        slots.push(slot);
+        Self { token: [leaf.token], slots }
+    }
+}
+
+fn select(rows: &Tensor, indices: &[i64]) -> Tensor {
+    let all = indices.len() as i64 == rows.size()[0] && (0..).zip(indices).all(|(at, &index)| at == index);
+    match all {
+        true => rows.shallow_clone(),
+        false => rows.index_select(0, &Tensor::from_slice(indices).to_device(rows.device())),
+    }
+}
+
+impl Drafter<Option<Tensor>> for ModelDrafter {
+    fn draft(&mut self, inputs: &[DraftInput<'_>]) -> Result<Vec<DraftTree>, EngineError> {
+        let _inference = InferenceMode::enter();
+        self.settle_left()?;
+        let mut trees = Vec::with_capacity(inputs.len());
+        for group in inputs.chunks(self.shape.group()) {
+            trees.extend(self.draft_group(group)?);
+        }
+        Ok(trees)
+    }
+
+    fn commit(&mut self, commits: &[Commit<'_>], hidden: Option<&Option<Tensor>>) -> Result<(), EngineError> {
+        let _inference = InferenceMode::enter();
+        // First, before a new owner of those slots changes what they hold.
+        self.settle_left()?;
+        if let Some(hidden) = hidden.and_then(Option::as_ref) {
+            self.keep_hidden(commits, hidden);
+        }
+        commits.iter().for_each(|commit| self.learn(commit));
+        self.settle(commits.iter().filter(|commit| commit.shares).map(|commit| commit.slot))
+    }
+
+    fn release(&mut self, slot: EngineSlot) {
+        if let Some(state) = self.slots.remove(&slot)
+            && state.ready < state.possible
+        {
+            self.left.push(state);
+        }
+    }
+
+    fn flush(&mut self) {
+        self.left.clear();
+    }
+
+    fn status(&self) -> DraftStatus {
+        DraftStatus { num_steps: self.shape.steps, num_draft_tokens: self.shape.draft_tokens }
+    }
+}
