@@ -3,13 +3,14 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-const THREADS: usize = 2;
+/// As many as the servers under test compute with.
+pub(crate) const THREADS: usize = 2;
 /// Per thread; far beyond any cache.
 const WORDS: usize = 32 << 20;
 const ROUNDS: usize = 8;
 
 /// Bytes per second that two threads read together, the best of several rounds.
-pub fn measure() -> f64 {
+pub(crate) fn measure() -> f64 {
     let data: Vec<Vec<u64>> = (0..THREADS).map(|thread| vec![thread as u64 + 1; WORDS]).collect();
     let round = || {
         let start = Instant::now();

@@ -17,12 +17,12 @@ const PASSAGE: &str = "The harbour master keeps a book. In the book she writes t
     came at noon with seven men and a hundred crates of oranges.";
 
 /// Everyday questions: little of the answer stands in the prompt.
-pub fn chat(count: usize) -> Vec<String> {
+pub(crate) fn chat(count: usize) -> Vec<String> {
     QUESTIONS[..count].iter().map(|question| wrap(question)).collect()
 }
 
 /// Tasks whose answer copies the prompt.
-pub fn copy(count: usize) -> Vec<String> {
+pub(crate) fn copy(count: usize) -> Vec<String> {
     let tasks = [
         "Repeat the following text word for word, three times",
         "Copy this text exactly, then copy it again",
@@ -31,7 +31,7 @@ pub fn copy(count: usize) -> Vec<String> {
 }
 
 /// A prompt of ordinary token ids that differs from its first token on.
-pub fn tokens(round: usize, count: usize) -> Vec<u32> {
+pub(crate) fn tokens(round: usize, count: usize) -> Vec<u32> {
     (0..count as u32).map(|i| 1000 + (i * 7919 + round as u32 * 104_729 + 31) % 40_000).collect()
 }
 

@@ -20,6 +20,9 @@ const NEW_TOKENS: usize = 128;
 /// Bytes of keys and values per token: 30 layers, 3 heads, 64 numbers, 2 of them, 2 bytes each.
 const KV_BYTES_PER_TOKEN: f64 = 30.0 * 3.0 * 64.0 * 2.0 * 2.0;
 
+/// The default model's embedding table in bfloat16.
+const EMBEDDING_BYTES: f64 = 49_152.0 * 576.0 * 2.0;
+
 /// One kind of load, measured on both servers.
 struct Row {
     name: &'static str,
@@ -35,7 +38,8 @@ fn main() {
     ];
     let bandwidth = bandwidth::measure();
     println!("memory bandwidth, 2 threads: {:.1} GB/s", bandwidth / 1e9);
-    let (plain, ngram) = (Server::start(ServerOptions::plain()), Server::start(ServerOptions::ngram()));
+    let start = |options: ServerOptions| Server::start(options.threads(bandwidth::THREADS));
+    let (plain, ngram) = (start(ServerOptions::plain()), start(ServerOptions::ngram()));
     let weights = weight_bytes(&plain);
     println!(
         "weights read per step: {:.0} MB; {ROUNDS} rounds, {NEW_TOKENS} new tokens each\n",
@@ -58,8 +62,10 @@ fn main() {
     prefill(&plain);
 }
 
-/// Runs all prompts of a row at once and measures between the first and the last token of each.
+/// Runs all prompts of a row at once and measures between the first and the last token of each. What earlier
+/// rounds left in the prefix cache and the n-gram trie is forgotten first.
 fn decode(server: &Server, row: &Row) -> Sample {
+    assert_eq!(server.post("/flush_cache", &json!({})).status, 200, "the server is idle");
     std::thread::scope(|scope| {
         let streams: Vec<_> =
             row.prompts.iter().map(|prompt| scope.spawn(|| stream(server, prompt))).collect();
@@ -129,7 +135,10 @@ fn prefill(server: &Server) {
     println!("{:32} {:10.1}", "prefill, 1024 tokens", median(rates));
 }
 
+/// Bytes of weights that a step reads: all but the embedding table, of which it gathers a few rows. (The table is
+/// tied to the head and lies in memory a second time, packed for multiplication.)
 fn weight_bytes(server: &Server) -> f64 {
     let state = server.internal_state();
-    state["memory_usage"]["weight"].as_f64().unwrap_or_else(|| panic!("no memory_usage.weight in {state}"))
+    let weights = state["memory_usage"]["weight"].as_f64();
+    weights.unwrap_or_else(|| panic!("no memory_usage.weight in {state}")) - EMBEDDING_BYTES
 }

@@ -3,24 +3,24 @@
 use std::time::Instant;
 
 /// Tokens made by one request, or by several that ran at once.
-pub struct Sample {
-    pub start: Instant,
-    pub end: Instant,
-    pub tokens: u64,
-    pub mean_context: f64,
-    pub requests: usize,
-    pub verify_steps: u64,
-    pub accepted: u64,
+pub(crate) struct Sample {
+    pub(crate) start: Instant,
+    pub(crate) end: Instant,
+    pub(crate) tokens: u64,
+    pub(crate) mean_context: f64,
+    pub(crate) requests: usize,
+    pub(crate) verify_steps: u64,
+    pub(crate) accepted: u64,
 }
 
 impl Sample {
     /// Tokens per second, over all requests.
-    pub fn rate(&self) -> f64 {
+    pub(crate) fn rate(&self) -> f64 {
         self.tokens as f64 / (self.end - self.start).as_secs_f64()
     }
 
     /// Tokens per verify step, bonus included.
-    pub fn accept_length(&self) -> Option<f64> {
+    pub(crate) fn accept_length(&self) -> Option<f64> {
         (self.verify_steps > 0).then(|| (self.accepted + self.verify_steps) as f64 / self.verify_steps as f64)
     }
 }
@@ -44,7 +44,7 @@ impl FromIterator<Sample> for Sample {
 }
 
 /// The middle of the values; NaN when there is none.
-pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

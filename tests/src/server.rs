@@ -43,6 +43,14 @@ impl ServerOptions {
         Self::plain().with(&["--speculative-algorithm", "NGRAM"])
     }
 
+    /// Threads of the model's arithmetic, in place of the one that tests share a machine with.
+    pub fn threads(mut self, threads: usize) -> Self {
+        let at =
+            self.flags.iter().position(|flag| flag == "--num-threads").expect("every server has the flag");
+        self.flags[at + 1] = threads.to_string();
+        self
+    }
+
     pub fn with(mut self, flags: &[&str]) -> Self {
         self.flags.extend(flags.iter().map(|flag| (*flag).to_owned()));
         self

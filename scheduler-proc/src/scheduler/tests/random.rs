@@ -161,7 +161,7 @@ fn check_answers(run: &Run, scheduler: &TestScheduler) -> Result<(), TestCaseErr
             prop_assert_eq!(&answer.ids, &alone.ids, "{} differs from its solo run", rid);
             prop_assert_eq!(&answer.finish, &alone.finish);
             prop_assert_eq!(
-                &answer.logprobs.input_token_logprobs_idx.len()
+                answer.logprobs.input_token_logprobs_idx.len()
                     % alone.logprobs.input_token_logprobs_idx.len().max(1),
                 0
             );

@@ -45,6 +45,9 @@ struct Node {
     colder: NodeId,
 }
 
+/// Parent, frequency, token and node of a child, in the order in which frequent ones come first.
+type RankedChild = (NodeId, Reverse<u32>, TokenId, NodeId);
+
 #[derive(Debug)]
 pub(super) struct Trie {
     max_depth: usize,
@@ -54,7 +57,7 @@ pub(super) struct Trie {
     coldest: NodeId,
     children: FxHashMap<(NodeId, TokenId), NodeId>,
     /// Children by parent, most frequent first, then lower token; kept only where it is asked for.
-    by_frequency: Option<BTreeSet<(NodeId, Reverse<u32>, TokenId, NodeId)>>,
+    by_frequency: Option<BTreeSet<RankedChild>>,
 }
 
 impl Anchors {
