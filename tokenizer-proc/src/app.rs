@@ -119,13 +119,19 @@ impl App {
         }
     }
 
-    /// Whether a request sent now would run now.
+    /// Whether all that a request needs is there.
     pub(crate) fn check_ready(&self) -> Result<(), Refusal> {
         self.check_serving()?;
         match self.scheduler.borrow().up {
             true => Ok(()),
             false => Err(Refusal::Unavailable("The scheduler is away.".to_owned())),
         }
+    }
+
+    /// Whether a request sent now would be admitted.
+    pub(crate) fn check_admits(&self) -> Result<(), Refusal> {
+        self.check_ready()?;
+        self.scheduler.borrow().info.as_ref().map_or(Ok(()), |info| self.intake.check_room(info))
     }
 
     /// Writes this process' snapshot.

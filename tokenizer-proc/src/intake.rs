@@ -189,6 +189,11 @@ impl Intake {
         Ok(())
     }
 
+    /// Whether one more request would be admitted.
+    pub(crate) fn check_room(&self, info: &SchedulerInfo) -> Result<(), Refusal> {
+        self.check_queue(1, false, info)
+    }
+
     fn check_queue(&self, more: usize, probe: bool, info: &SchedulerInfo) -> Result<(), Refusal> {
         let room = info.max_running_requests as usize + self.config.server.max_queued_requests as usize;
         if !probe && self.registry.len() + more > room {

@@ -74,8 +74,12 @@ async fn probe(app: &App) -> bool {
         biased;
         update = own => {
             let end = update.and_then(|update| update.end);
-            end.is_none_or(|end| Refusal::from_finish(&end.reason).is_none())
+            if end.is_none_or(|end| Refusal::from_finish(&end.reason).is_none()) {
+                return true;
+            }
         }
-        changed = activity.changed() => changed.is_ok(),
+        changed = activity.changed() => return changed.is_ok(),
     }
+    // A full queue has no room for the probe either; the requests that fill it show whether the server lives.
+    activity.changed().await.is_ok()
 }

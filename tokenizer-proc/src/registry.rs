@@ -309,7 +309,7 @@ impl Registry {
         state.closed = Some(why.to_owned());
         let rids: Vec<_> = state.live.keys().cloned().collect();
         for rid in rids {
-            self.end(&mut state, &rid, FinishReason::failed(500, "InternalServerError", why));
+            self.end(&mut state, &rid, FinishReason::failed(503, "ServiceUnavailable", why));
         }
     }
 

@@ -264,7 +264,7 @@ fn close_wakes_everybody_and_refuses_the_rest() {
     bench.registry.close("The server is stopping.");
     for ticket in &mut tickets {
         let reason = take(ticket).end.unwrap().reason;
-        assert_eq!(reason, FinishReason::failed(500, "InternalServerError", "The server is stopping."));
+        assert_eq!(reason, FinishReason::failed(503, "ServiceUnavailable", "The server is stopping."));
     }
     assert!(bench.registry.register(vec![request("c", true)]).is_err());
 }

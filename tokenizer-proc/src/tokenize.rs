@@ -26,8 +26,8 @@ pub(crate) enum SpecialTokens {
 #[derive(Clone)]
 pub(crate) struct Codec {
     tokenizer: Arc<Tokenizer>,
-    /// `None` for a decoder whose tokens have no bytes of their own.
-    bytes: Option<Arc<TokenBytes>>,
+    /// Makes text, by the rules that streamed answers follow.
+    bytes: Arc<TokenBytes>,
     pool: Arc<Semaphore>,
 }
 
@@ -40,9 +40,9 @@ impl Codec {
         // Both are training settings that some files carry; here they would silently change prompts.
         tokenizer.with_truncation(None).map_err(|error| anyhow!("{error}"))?;
         tokenizer.with_padding(None);
-        let bytes = TokenBytes::load(dir).map_err(|error| tracing::warn!(%error, "no bytes per token")).ok();
+        let bytes = TokenBytes::load(dir).with_context(|| format!("reading {}", path.display()))?;
         let pool = Arc::new(Semaphore::new(PARALLEL_ENCODINGS));
-        Ok(Self { tokenizer: Arc::new(tokenizer), bytes: bytes.map(Arc::new), pool })
+        Ok(Self { tokenizer: Arc::new(tokenizer), bytes: Arc::new(bytes), pool })
     }
 
     pub(crate) async fn encode(&self, text: String, special: SpecialTokens) -> Result<Vec<TokenId>, Refusal> {
@@ -60,25 +60,18 @@ impl Codec {
         ids: Vec<TokenId>,
         skip_special_tokens: bool,
     ) -> Result<String, Refusal> {
-        self.off_loop(move |tokenizer| {
-            tokenizer
-                .decode(&ids, skip_special_tokens)
-                .map_err(|error| Refusal::Invalid(format!("cannot decode the tokens: {error}")))
-        })
-        .await
+        let bytes = Arc::clone(&self.bytes);
+        self.off_loop(move |_| Ok(bytes.decode(&ids, skip_special_tokens))).await
     }
 
     /// The text of one token alone; an id that the tokenizer does not define is empty text.
     pub(crate) fn token_text(&self, id: TokenId) -> String {
-        self.tokenizer.decode(&[id], false).unwrap_or_default()
+        String::from_utf8_lossy(self.token_bytes(id)).into_owned()
     }
 
     /// The bytes of one token alone: a part of a character where `token_text` can only show U+FFFD.
-    pub(crate) fn token_bytes(&self, id: TokenId) -> Vec<u8> {
-        match &self.bytes {
-            Some(bytes) => bytes.bytes(id).to_vec(),
-            None => self.token_text(id).into_bytes(),
-        }
+    pub(crate) fn token_bytes(&self, id: TokenId) -> &[u8] {
+        self.bytes.bytes(id)
     }
 
     /// A text that differs between tokens where it can: fragments of characters show as one Latin-1 character
@@ -88,7 +81,7 @@ impl Codec {
         if !text.contains(char::REPLACEMENT_CHARACTER) {
             return text;
         }
-        self.token_bytes(id).into_iter().map(char::from).collect()
+        self.token_bytes(id).iter().copied().map(char::from).collect()
     }
 
     async fn off_loop<T: Send + 'static>(

@@ -25,8 +25,8 @@ use crate::batch::KvSlot;
 /// Rows that go through the head at once: logits are wide.
 const HEAD_ROWS: usize = 256;
 
-/// The pool a CPU gets without being told, in bytes: more slows the machine down before it helps.
-const DEFAULT_CPU_POOL: u64 = 4 << 30;
+/// What a machine is taken to have free when it does not say, in bytes.
+const UNKNOWN_HOST_MEMORY: u64 = 4 << 30;
 
 /// A decoder with its pool. Results of a row depend on that row alone (see [`Target`]).
 pub struct TargetModel {
@@ -319,11 +319,7 @@ fn pool_slots(
             let useful = u64::from(schedule.max_running_requests.max(1)) * context_len as u64;
             let free = free_memory(device).saturating_sub(neighbour.fixed_bytes);
             let free = (free as f64 * schedule.mem_fraction_static) as u64;
-            let budget = match device {
-                Device::Cpu => DEFAULT_CPU_POOL.max(context_len as u64 * slot_bytes).min(free),
-                _ => free,
-            };
-            useful.div_ceil(page).saturating_mul(page).min(budget / slot_bytes)
+            useful.div_ceil(page).saturating_mul(page).min(free / slot_bytes)
         }
     };
     let slots = wanted / page * page;
@@ -350,7 +346,7 @@ pub fn attention_for(device: Device) -> Box<dyn AttentionBackend> {
 /// Bytes that can be had on a device.
 fn free_memory(device: Device) -> u64 {
     match device {
-        Device::Cpu => available_host_memory().unwrap_or(DEFAULT_CPU_POOL),
+        Device::Cpu => available_host_memory().unwrap_or(UNKNOWN_HOST_MEMORY),
         _ => shim::free_device_memory().unwrap_or(0),
     }
 }

@@ -34,7 +34,7 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> StatusCode {
 }
 
 pub(super) async fn ready(State(app): State<Arc<App>>) -> StatusCode {
-    if app.check_ready().is_ok() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+    if app.check_admits().is_ok() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
 pub(super) async fn model_info(State(app): State<Arc<App>>) -> Response {

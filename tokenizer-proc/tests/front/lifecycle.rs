@@ -110,6 +110,7 @@ fn a_full_queue_answers_every_request() {
         assert_eq!(response.headers()["retry-after"], "1");
         assert_eq!(response.json::<Value>().unwrap()["message"], "The request queue is full.");
     }
+    assert_eq!(server.get("/ready").status(), 503);
     server.fake.release();
     running.into_iter().for_each(|request| assert_eq!(request.join().unwrap().0, 200));
 }
@@ -173,7 +174,7 @@ fn stopping_gives_every_waiting_client_an_error() {
     server.stop(Phase::Stopping).unwrap();
     for request in waiting {
         let (status, text) = request.join().unwrap();
-        assert_eq!(status, 500, "{text}");
+        assert_eq!(status, 503, "{text}");
         assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["object"], "error");
     }
 }

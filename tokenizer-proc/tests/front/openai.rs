@@ -212,7 +212,7 @@ fn a_failure_in_the_middle_of_a_stream_is_an_event() {
     assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
     let error = text.split("\n\n").find(|event| event.contains("error")).unwrap();
     let error: Value = serde_json::from_str(error.strip_prefix("data: ").unwrap()).unwrap();
-    assert_eq!(error["error"]["code"], 500);
+    assert_eq!(error["error"]["code"], 503);
 }
 
 #[test]

@@ -143,7 +143,7 @@ async fn prompt(
     let rendering = tokio::task::spawn_blocking(move || {
         let Some(template) = app.template()? else {
             return invalid!(
-                "The model has no chat template; use /v1/completions, or a model whose tokenizer_config.json has one."
+                "The server has no chat template (none in the model, or --skip-tokenizer-init); use /v1/completions, or a model whose tokenizer_config.json has one."
             );
         };
         let request = RenderRequest {
@@ -276,7 +276,7 @@ impl Choice {
         let codec = self.codec.as_ref();
         json!({
             "token": codec.map_or_else(|| id.to_string(), |codec| codec.token_text(id)),
-            "bytes": codec.map_or_else(Vec::new, |codec| codec.token_bytes(id)),
+            "bytes": codec.map_or(&[][..], |codec| codec.token_bytes(id)),
             "logprob": logprob,
         })
     }
