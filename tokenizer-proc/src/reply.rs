@@ -3,7 +3,9 @@
 use proto::{FinishReason, RequestId, RowLogprobs, SpecCounters, TokenId, TopLogprobs};
 use serde_json::{Map, Value, json};
 
-use crate::mailbox::{Delta, End, Progress};
+use crate::mailbox::{Delta, End, Progress, Update};
+use crate::refusal::Refusal;
+use crate::registry::Ticket;
 use crate::tokenize::Codec;
 
 /// An answer as far as it has come, or one part of it.
@@ -54,6 +56,14 @@ impl Answer {
         if end.is_some() {
             self.end = end;
         }
+    }
+
+    /// Waits for the whole answer; one that ends in a failure is refused.
+    pub(crate) async fn complete(&mut self, mut ticket: Ticket) -> Result<(), Refusal> {
+        while let Some(Update { delta, end }) = ticket.next().await {
+            self.extend(delta, end);
+        }
+        self.finish_reason().and_then(Refusal::from_finish).map_or(Ok(()), Err)
     }
 
     /// Forgets the parts that were handed out, for answers that go out as deltas.

@@ -209,14 +209,9 @@ struct One {
 }
 
 impl One {
-    async fn complete(mut self, mut ticket: Ticket) -> Result<Self, Refusal> {
-        while let Some(Update { delta, end }) = ticket.next().await {
-            self.answer.extend(delta, end);
-        }
-        match self.answer.finish_reason().and_then(Refusal::from_finish) {
-            Some(refusal) => Err(refusal),
-            None => Ok(self),
-        }
+    async fn complete(mut self, ticket: Ticket) -> Result<Self, Refusal> {
+        self.answer.complete(ticket).await?;
+        Ok(self)
     }
 }
 

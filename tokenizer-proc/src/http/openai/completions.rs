@@ -71,14 +71,9 @@ async fn answer(app: &Arc<App>, body: &Value) -> Result<Response, Refusal> {
     if stream {
         return sse::respond(tickets, CompletionChunks { envelope, report, choices }).await;
     }
-    let waiting = tickets.into_iter().zip(choices).map(|(mut ticket, mut choice)| async move {
-        while let Some(Update { delta, end }) = ticket.next().await {
-            choice.answer.extend(delta, end);
-        }
-        match choice.answer.finish_reason().and_then(Refusal::from_finish) {
-            Some(refusal) => Err(refusal),
-            None => Ok(choice),
-        }
+    let waiting = tickets.into_iter().zip(choices).map(|(ticket, mut choice)| async move {
+        choice.answer.complete(ticket).await?;
+        Ok::<_, Refusal>(choice)
     });
     let choices = try_join_all(waiting).await?;
     let answers: Vec<&Answer> = choices.iter().map(|choice| &choice.answer).collect();
