@@ -137,6 +137,23 @@ impl TokenBytes {
         self.special.len()
     }
 
+    /// Ids whose bytes make up `text`, the longest ordinary token first at every place: near what a tokenizer would
+    /// say, without being one. `None` if some byte is in no token.
+    pub fn cover(&self, text: &[u8]) -> Option<Vec<TokenId>> {
+        let mut ids = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let fitting = (0..self.vocab_size() as TokenId).filter(|&id| {
+                let bytes = self.bytes(id);
+                !bytes.is_empty() && !self.is_special(id) && rest.starts_with(bytes)
+            });
+            let id = fitting.max_by_key(|&id| self.bytes(id).len())?;
+            rest = &rest[self.bytes(id).len()..];
+            ids.push(id);
+        }
+        Some(ids)
+    }
+
     /// The text of a whole answer, by the rules of a streamed one: special tokens vanish before bytes are
     /// joined, undefined ids are empty, and each broken part of UTF-8 becomes one U+FFFD.
     pub fn decode(&self, ids: &[TokenId], skip_special_tokens: bool) -> String {

@@ -81,7 +81,7 @@ fn load(
     };
     let loading = Instant::now();
     let mut progress = |done, total| status.progress("loading weights", done, total);
-    let engine = engine::build(config, &mut progress).context("building the engine")?;
+    let engine = engine::build(config, bytes.as_deref(), &mut progress).context("building the engine")?;
     let write: WriteSnapshot = Box::new(move |registry| {
         if let Err(error) = snapshots.write(registry) {
             tracing::warn!(%error, "metrics snapshot could not be written");

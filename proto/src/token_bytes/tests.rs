@@ -125,3 +125,17 @@ fn broken_files_are_refused() {
         TokenBytesError::Io { path, .. } if path.ends_with("tokenizer.json")
     ));
 }
+
+#[test]
+fn a_text_is_covered_by_its_longest_ordinary_tokens() {
+    let tokens = ["a", "ab", "abc", "c", "<|end|>", ""];
+    let pieces = tokens.iter().zip(0..).map(|(text, id)| TokenPiece {
+        id,
+        bytes: text.as_bytes().to_vec(),
+        special: text.starts_with('<'),
+    });
+    let vocabulary = TokenBytes::from_pieces(TokenKind::ByteLevel, false, pieces);
+    assert_eq!(vocabulary.cover(b"abcabaac"), Some(vec![2, 1, 0, 0, 3]));
+    assert_eq!(vocabulary.cover(b""), Some(vec![]));
+    assert_eq!(vocabulary.cover(b"ab<|end|>"), None, "a special token is no text");
+}

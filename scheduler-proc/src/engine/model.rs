@@ -54,8 +54,9 @@ pub enum Features {
 pub struct Neighbour {
     /// Bytes per slot of the target's pool.
     pub slot_bytes: u64,
-    /// Bytes whatever the pool's size.
-    pub fixed_bytes: u64,
+    pub weight_bytes: u64,
+    /// Bytes of what it works in, whatever the pool's size.
+    pub buffer_bytes: u64,
 }
 
 impl TargetModel {
@@ -317,7 +318,7 @@ fn pool_slots(
         Some(tokens) => tokens,
         None => {
             let useful = u64::from(schedule.max_running_requests.max(1)) * context_len as u64;
-            let free = free_memory(device).saturating_sub(neighbour.fixed_bytes);
+            let free = free_memory(device).saturating_sub(neighbour.weight_bytes + neighbour.buffer_bytes);
             let free = (free as f64 * schedule.mem_fraction_static) as u64;
             useful.div_ceil(page).saturating_mul(page).min(free / slot_bytes)
         }

@@ -4,6 +4,7 @@
 use proto::{Dtype, ServeConfig, SpecAlgorithm, SpecConfig, Weights};
 use tch::{Kind, Tensor};
 
+use crate::engine::EngineError;
 use crate::engine::hf_config::HfConfig;
 use crate::engine::model::{self, Features, Neighbour, TargetModel};
 use crate::engine::models::draft::DraftModel;
@@ -15,7 +16,6 @@ use crate::engine::spec::draft_model::{DraftShape, ModelDrafter};
 use crate::engine::spec::ngram::NgramDrafter;
 use crate::engine::spec::standalone::StandaloneModel;
 use crate::engine::weights::Parameter;
-use crate::engine::{EngineError, EngineLimits};
 
 /// A draft worker before it is loaded.
 pub(super) struct DraftPlan<'a> {
@@ -89,22 +89,11 @@ impl<'a> DraftPlan<'a> {
         let bytes = value_bytes(config.model.dtype);
         let weights: usize = parameters.iter().map(|p| p.shape.iter().product::<usize>()).sum();
         let slot_bytes = slot_values as u64 * bytes;
-        let scratch = self.shape.scratch_slots() as u64 * slot_bytes;
-        Neighbour { slot_bytes, fixed_bytes: weights as u64 * bytes + scratch }
-    }
-
-    /// Where the memory goes.
-    pub(super) fn log_budget(&self, limits: &EngineLimits, neighbour: Neighbour) {
-        let mib = |bytes: u64| bytes >> 20;
-        let scratch = self.shape.scratch_slots() as u64 * neighbour.slot_bytes;
-        tracing::info!(
-            target_weights_mib = mib(limits.weight_bytes),
-            target_kv_mib = mib(limits.kv_bytes),
-            draft_weights_mib = mib(neighbour.fixed_bytes.saturating_sub(scratch)),
-            draft_kv_mib = mib(neighbour.slot_bytes * limits.kv_slots as u64),
-            draft_buffers_mib = mib(scratch),
-            "memory budget"
-        );
+        Neighbour {
+            slot_bytes,
+            weight_bytes: weights as u64 * bytes,
+            buffer_bytes: self.shape.scratch_slots() as u64 * slot_bytes,
+        }
     }
 
     /// Whether its acceptance says anything: random weights agree on nothing.

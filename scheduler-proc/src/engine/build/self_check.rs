@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use proto::{SamplingParams, ServeConfig, TokenId};
+use proto::{SamplingParams, ServeConfig, TokenBytes, TokenId};
 
 use crate::batch::{Batch, BatchRow, DraftLimit, EngineSlot, KvSlot, RowKind, RowParams};
 use crate::engine::{Engine, EngineError};
@@ -14,23 +14,32 @@ const STEPS: usize = 24;
 const FEWEST_STEPS: usize = 12;
 /// Start-up waits no longer for an answer than this and one step.
 const PATIENCE: Duration = Duration::from_secs(3);
-const PROMPT_LEN: usize = 8;
+/// What is continued: plain prose, as a draft model meets it.
+const TEXT: &str = "The sun rises in the east and sets in the west. In the morning, the sky is often";
+/// Ids that are continued where there is no vocabulary to write the text with.
+const FALLBACK_LEN: usize = 8;
 /// Tokens per verify step below which a draft is hardly worth its time.
-const USEFUL_LENGTH: f64 = 1.2;
+pub(super) const USEFUL_LENGTH: f64 = 1.2;
 
-/// Decodes greedily from a few tokens, then forgets it all.
-pub(super) fn run(engine: &mut impl Engine, config: &ServeConfig) -> Result<(), EngineError> {
+/// Decodes greedily from a fixed text, then forgets it all. Returns the tokens per verify step, where there was room
+/// and time to find out.
+pub(super) fn run(
+    engine: &mut impl Engine,
+    config: &ServeConfig,
+    vocabulary: Option<&TokenBytes>,
+) -> Result<Option<f64>, EngineError> {
+    let prompt = prompt(config, vocabulary);
     let nodes = engine.draft_status().max_nodes();
-    let longest = PROMPT_LEN + (STEPS + 1) * (nodes + 1);
+    let longest = prompt.len() + (STEPS + 1) * (nodes + 1);
     if longest > engine.limits().kv_slots.min(engine.limits().context_len) {
-        return Ok(());
+        return Ok(None);
     }
-    let length = accept_length(engine, config, longest)?;
+    let length = accept_length(engine, prompt, longest)?;
     engine.release(SLOT);
     engine.flush();
     let Some(length) = length else {
         tracing::info!("too slow to check at start whether the draft model agrees with its target");
-        return Ok(());
+        return Ok(None);
     };
     let algorithm = config.spec.as_ref().map_or("", |spec| spec.algorithm.as_str());
     if length < USEFUL_LENGTH {
@@ -42,7 +51,7 @@ pub(super) fn run(engine: &mut impl Engine, config: &ServeConfig) -> Result<(), 
     } else {
         tracing::info!(algorithm, accept_length = length, "the draft model agrees with its target");
     }
-    Ok(())
+    Ok(Some(length))
 }
 
 const SLOT: EngineSlot = EngineSlot(0);
@@ -50,14 +59,15 @@ const SLOT: EngineSlot = EngineSlot(0);
 /// Tokens per verify step; nothing if there was no time to find out.
 fn accept_length(
     engine: &mut impl Engine,
-    config: &ServeConfig,
+    prompt: Vec<TokenId>,
     slots: usize,
 ) -> Result<Option<f64>, EngineError> {
     let start = Instant::now();
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let params = RowParams { sampling, terminators: Vec::new(), logprobs: None };
     let kv_slots: Vec<KvSlot> = (0..slots as KvSlot).collect();
-    let mut tokens = prompt(config);
+    let prompt_len = prompt.len();
+    let mut tokens = prompt;
     let nodes = engine.draft_status().max_nodes();
     let draft = DraftLimit { enabled: true, nodes, depth: nodes };
     let (mut computed, mut accepted, mut verified) = (0, 0, 0);
@@ -71,7 +81,7 @@ fn accept_length(
             kind,
             params: &params,
             tokens: &tokens,
-            prompt_len: PROMPT_LEN,
+            prompt_len,
             computed_len: computed,
             extend_len: tokens.len() - computed,
             kv_slots: &kv_slots,
@@ -88,9 +98,13 @@ fn accept_length(
     Ok((verified >= FEWEST_STEPS).then(|| (accepted + verified) as f64 / verified as f64))
 }
 
-/// The start token, where there is one, and a few ids that every vocabulary has.
-fn prompt(config: &ServeConfig) -> Vec<TokenId> {
-    let first = config.model.bos_token_id.unwrap_or(0);
-    let rest = (1..PROMPT_LEN as TokenId).map(|index| (index * 37) % config.model.vocab_size.max(1));
-    std::iter::once(first).chain(rest).collect()
+/// The text in the target's tokens; a few ids that every vocabulary has, if its words are unknown.
+fn prompt(config: &ServeConfig, vocabulary: Option<&TokenBytes>) -> Vec<TokenId> {
+    let limit = config.model.vocab_size.max(1);
+    let written = vocabulary.and_then(|vocabulary| vocabulary.cover(TEXT.as_bytes()));
+    let fits = |ids: &Vec<TokenId>| ids.iter().all(|&id| id < limit);
+    let rest = written
+        .filter(fits)
+        .unwrap_or_else(|| (1..FALLBACK_LEN as TokenId).map(|index| (index * 37) % limit).collect());
+    config.model.bos_token_id.into_iter().chain(rest).collect()
 }

@@ -4,6 +4,7 @@ mod cache;
 mod golden;
 mod lossless;
 mod refusals;
+mod self_checked;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
