@@ -3,8 +3,12 @@
 use std::path::Path;
 
 /// The kernels once per instruction set, by the name of the table each makes.
-const KERNELS: [(&str, &str); 3] =
-    [("kernels_baseline", "x86-64"), ("kernels_v3", "x86-64-v3"), ("kernels_v4", "x86-64-v4")];
+const KERNELS: [(&str, &[&str]); 4] = [
+    ("kernels_baseline", &["-march=x86-64"]),
+    ("kernels_v3", &["-march=x86-64-v3"]),
+    ("kernels_v4", &["-march=x86-64-v4"]),
+    ("kernels_amx", &["-march=x86-64-v4", "-mamx-tile", "-mamx-bf16"]),
+];
 
 fn main() {
     let lib = std::env::var("DEP_TCH_LIBTORCH_LIB").expect("torch-sys is a direct dependency");
@@ -14,7 +18,7 @@ fn main() {
 
     for (table, arch) in KERNELS {
         base()
-            .flag(format!("-march={arch}"))
+            .flags(arch)
             .flag("-mprefer-vector-width=512")
             .flag("-Wno-psabi")
             .define("DH_KERNELS", table)

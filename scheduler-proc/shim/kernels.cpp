@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels.h"
+#include "matmul.h"
 #include "vector.h"
 
 namespace dh {
@@ -151,8 +152,6 @@ void gather(Block<T>& block, const AttendArgs& a, int64_t kv_head, const uint32_
     block.values[j] = v + slots[j] * a.head_dim;
   }
 }
-
-int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 size_t attend_scratch(const AttendArgs& a, uint32_t tile_rows) {
   int64_t lanes = tile_rows * (a.q_heads / a.kv_heads);
@@ -351,8 +350,8 @@ void widen(const void* from, float* out, int64_t count) {
 
 #define DH_TEXT_(x) #x
 #define DH_TEXT(x) DH_TEXT_(x)
-constexpr Kernels kTable = {DH_TEXT(DH_KERNELS), attend_scratch, attend,   rotate_store,
-                            rms_norm,            silu_mul,       widen};
+constexpr Kernels kTable = {DH_TEXT(DH_KERNELS), attend_scratch, attend,        rotate_store, rms_norm, silu_mul,
+                            widen,               packed_size,    packed_inputs, pack,         linear};
 
 }  // namespace
 

@@ -55,6 +55,20 @@ struct RotateArgs {
   float eps;
 };
 
+// Outputs that are packed, computed and stored together.
+constexpr int64_t kPanel = 32;
+
+// y = x W^T + bias.
+struct LinearArgs {
+  const void* x;       // [rows, in]; for bfloat16, `in` is a whole number of tiles (see matmul.h)
+  const void* packed;  // W
+  const void* bias;    // [out] of `result`'s type, or null
+  void* y;             // [rows, out]
+  int64_t rows, in, out;
+  Element type;    // of x and W
+  Element result;  // of y
+};
+
 // Every function works on whole rows or whole (tile, head) pairs, and a row's result depends on that row alone.
 struct Kernels {
   const char* name;
@@ -66,11 +80,16 @@ struct Kernels {
   // out = silu(gate) * up
   void (*silu_mul)(Element, const void* gate, const void* up, void* out, int64_t width);
   void (*widen)(const void* bf16, float* out, int64_t count);
+  int64_t (*packed_size)(Element, int64_t out, int64_t in);  // elements
+  int64_t (*packed_inputs)(Element, int64_t in);             // inputs with their padding
+  void (*pack)(Element, const void* weight, void* packed, int64_t out, int64_t in, int64_t panel);
+  void (*linear)(const LinearArgs&, int64_t from_panel, int64_t to_panel);
 };
 
 const Kernels& kernels_baseline();
 const Kernels& kernels_v3();
 const Kernels& kernels_v4();
+const Kernels& kernels_amx();
 
 // The best of them for this processor.
 const Kernels& kernels();

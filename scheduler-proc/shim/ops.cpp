@@ -1,5 +1,8 @@
 // Owns the checks and the parallel loops around the kernels. All loops run on torch's own threads.
 #include <ATen/Parallel.h>
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
@@ -10,8 +13,22 @@
 
 namespace dh {
 
+namespace {
+
+// Whether the processor multiplies tiles of bfloat16, and the system lets this process use them.
+bool has_amx() {
+  unsigned a, b, c, d;
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (kBf16 | kTile)) != (kBf16 | kTile)) return false;
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+
+}  // namespace
+
 const Kernels& kernels() {
   static const Kernels& best = [&]() -> const Kernels& {
+    if (__builtin_cpu_supports("x86-64-v4") && has_amx()) return kernels_amx();
     if (__builtin_cpu_supports("x86-64-v4")) return kernels_v4();
     if (__builtin_cpu_supports("x86-64-v3")) return kernels_v3();
     return kernels_baseline();
@@ -107,6 +124,48 @@ at::Tensor* dh_attend(const at::Tensor* q, const at::Tensor* k, const at::Tensor
       kernels.attend(type, args, tile, item % args.kv_heads, dh::scratch(kernels.attend_scratch(args, tile.rows)));
     });
     result = new at::Tensor(out);
+  });
+  return result;
+}
+
+// Lays a weight [out, in] out for dh_linear. Null on failure.
+at::Tensor* dh_linear_pack(const at::Tensor* weight) {
+  at::Tensor* result = nullptr;
+  guarded([&] {
+    dh::check(*weight, *weight, "weight");
+    dh::Element type = element(*weight);
+    const dh::Kernels& kernels = dh::kernels();
+    int64_t out = weight->size(0), in = weight->size(1);
+    at::Tensor packed = at::empty({kernels.packed_size(type, out, in)}, weight->options());
+    at::parallel_for(0, (out + dh::kPanel - 1) / dh::kPanel, 1, [&](int64_t from, int64_t to) {
+      for (int64_t panel = from; panel < to; ++panel) {
+        kernels.pack(type, weight->data_ptr(), packed.data_ptr(), out, in, panel);
+      }
+    });
+    result = new at::Tensor(packed);
+  });
+  return result;
+}
+
+// x: [rows, in] to [rows, out], in x's type or, if `wide`, in float32. `bias` may be null. Null on failure.
+at::Tensor* dh_linear(const at::Tensor* x, const at::Tensor* packed, const at::Tensor* bias, int64_t out, int wide) {
+  at::Tensor* result = nullptr;
+  guarded([&] {
+    dh::check(*packed, *x, "weight");
+    dh::Element type = element(*x);
+    const dh::Kernels& kernels = dh::kernels();
+    int64_t rows = x->size(0), in = kernels.packed_inputs(type, x->size(1));
+    TORCH_CHECK(packed->numel() == kernels.packed_size(type, out, in), "x is not as wide as the weight");
+    at::Tensor input = in == x->size(1) ? x->contiguous() : at::constant_pad_nd(*x, {0, in - x->size(1)});
+    at::Tensor y = at::empty({rows, out}, x->options().dtype(wide ? at::kFloat : x->scalar_type()));
+    at::Tensor offset = bias ? bias->to(y.scalar_type()).contiguous() : at::Tensor();
+    dh::LinearArgs args{input.data_ptr(), packed->data_ptr(), bias ? offset.data_ptr() : nullptr, y.data_ptr(),
+                        rows, in, out, type, element(y)};
+    int64_t panels = (out + dh::kPanel - 1) / dh::kPanel;
+    int64_t grain = std::max<int64_t>(1, 4 * dh::kGrain / (dh::kPanel * std::max<int64_t>(in, 1)));
+    at::parallel_for(0, panels, grain,
+                     [&](int64_t from, int64_t to) { kernels.linear(args, from, to); });
+    result = new at::Tensor(y);
   });
   return result;
 }

@@ -1,8 +1,7 @@
-// Owns what tch lacks: inference mode, flushing of denormals, prepacked oneDNN linears.
+// Owns what tch lacks: inference mode, flushing of denormals, the CUDA backend and its memory.
 #include "shim.h"
 
 #include <ATen/Context.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/InferenceMode.h>
 #include <dlfcn.h>
@@ -10,11 +9,6 @@
 namespace {
 
 thread_local std::string last_error;
-
-at::Tensor call(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  op.callBoxed(&stack);
-  return stack[0].toTensor();
-}
 
 }  // namespace
 
@@ -44,30 +38,6 @@ int64_t dh_free_device_memory() {
     bytes = static_cast<int64_t>(allocator->getMemoryInfo(0).first);
   });
   return bytes;
-}
-
-// Null on failure.
-at::Tensor* dh_linear_pack(const at::Tensor* weight) {
-  at::Tensor* packed = nullptr;
-  dh::guarded([&] {
-    static auto op = c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_reorder_linear_weight", "");
-    torch::jit::Stack stack{*weight, c10::IValue()};
-    packed = new at::Tensor(call(op, stack));
-  });
-  return packed;
-}
-
-// x: [rows, in]; `bias` may be null. Null on failure.
-at::Tensor* dh_linear(const at::Tensor* x, const at::Tensor* packed, const at::Tensor* bias) {
-  at::Tensor* result = nullptr;
-  dh::guarded([&] {
-    static auto op = c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_linear_pointwise", "");
-    c10::List<std::optional<at::Scalar>> scalars;
-    torch::jit::Stack stack{*x, *packed, bias ? c10::IValue(*bias) : c10::IValue(), std::string("none"),
-                            scalars, c10::IValue()};
-    result = new at::Tensor(call(op, stack));
-  });
-  return result;
 }
 
 }  // extern "C"

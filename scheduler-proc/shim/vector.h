@@ -18,6 +18,8 @@ constexpr float kNegInf = -__builtin_inff();
 
 #define DH_INLINE static inline __attribute__((always_inline))
 
+DH_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
 DH_INLINE F16 splat(float x) { return F16{} + x; }
 
 DH_INLINE F16 load(const float* p) {

@@ -297,9 +297,6 @@ fn placement(config: &ServeConfig) -> Result<(Kind, Device), EngineError> {
         (DeviceKind::Cpu, Kind::Half) => {
             Err(failed("float16 on a CPU", "there are no kernels for it; use --dtype bfloat16 or float32"))
         }
-        (DeviceKind::Cpu, Kind::BFloat16) if !shim::cpu_has_bf16() => {
-            Err(failed("bfloat16 on this CPU", "it has no AVX-512; use --dtype float32"))
-        }
         (DeviceKind::Cpu, _) => Ok((kind, Device::Cpu)),
     }
 }

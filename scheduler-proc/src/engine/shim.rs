@@ -40,7 +40,7 @@ unsafe extern "C" {
     fn dh_load_cuda(library: *const c_char) -> c_int;
     safe fn dh_free_device_memory() -> i64;
     fn dh_linear_pack(weight: Raw) -> *mut C_tensor;
-    fn dh_linear(x: Raw, packed: Raw, bias: Raw) -> *mut C_tensor;
+    fn dh_linear(x: Raw, packed: Raw, bias: Raw, out: i64, wide: c_int) -> *mut C_tensor;
     fn dh_rms_norm(x: Raw, delta: Raw, weight: Raw, eps: c_float) -> *mut C_tensor;
     fn dh_silu_mul(gate_up: Raw) -> *mut C_tensor;
     fn dh_attend(q: Raw, k: Raw, v: Raw, plan: *const RawPlan, window: i64, scale: c_float) -> *mut C_tensor;
@@ -87,19 +87,6 @@ pub fn kernels_name() -> &'static str {
     unsafe { CStr::from_ptr(dh_kernels_name()) }.to_str().unwrap_or("unknown")
 }
 
-/// What oneDNN asks of a processor before it multiplies bfloat16.
-#[cfg(target_arch = "x86_64")]
-pub fn cpu_has_bf16() -> bool {
-    std::is_x86_feature_detected!("avx512bw")
-        && std::is_x86_feature_detected!("avx512vl")
-        && std::is_x86_feature_detected!("avx512dq")
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-pub fn cpu_has_bf16() -> bool {
-    false
-}
-
 /// Loads libtorch's CUDA backend into this process. Must come before anything asks whether CUDA is there:
 /// libtorch answers that question once.
 pub fn load_cuda() -> Result<(), String> {
@@ -115,15 +102,23 @@ pub fn free_device_memory() -> Option<u64> {
     u64::try_from(dh_free_device_memory()).ok()
 }
 
-/// Lays a weight out the way oneDNN's kernels want it.
+/// Lays a weight `[out, in]` out the way the kernels want it.
 pub fn linear_pack(weight: &Tensor) -> Result<Tensor, EngineError> {
     // SAFETY: a live tensor; the shim catches exceptions.
     take("packing a weight", unsafe { dh_linear_pack(weight.as_ptr()) })
 }
 
-pub fn linear(x: &Tensor, packed: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, EngineError> {
-    // SAFETY: live tensors; shapes are checked by the operator.
-    take("linear", unsafe { dh_linear(x.as_ptr(), packed.as_ptr(), raw(bias)) })
+/// `x` `[rows, in]` times the packed weight of `outputs` rows; in float32 if `wide`.
+pub fn linear(
+    x: &Tensor,
+    packed: &Tensor,
+    bias: Option<&Tensor>,
+    outputs: i64,
+    wide: bool,
+) -> Result<Tensor, EngineError> {
+    require("linear", x.dim() == 2 && bias.is_none_or(|bias| bias.size() == [outputs]))?;
+    // SAFETY: live tensors; the packed size, types and layout are checked in the shim.
+    take("linear", unsafe { dh_linear(x.as_ptr(), packed.as_ptr(), raw(bias), outputs, wide.into()) })
 }
 
 /// With `delta`, adds it to `x` in place first.

@@ -9,7 +9,6 @@ use super::*;
 use crate::engine::kv::{KvPool, KvShape};
 use crate::engine::layers::norm::RmsNorm;
 use crate::engine::layers::rope::{HeadNorms, RopeScaling, RopeTables};
-use crate::engine::shim::cpu_has_bf16;
 use crate::engine::target::{ForwardRow, LogitRows};
 
 const SLOTS: usize = 512;
@@ -158,9 +157,6 @@ fn a_row_is_the_same_beside_any_others() {
 #[test]
 fn backends_rotate_and_store_alike() {
     for (case, with_norms) in cases().into_iter().zip([false, true].into_iter().cycle()) {
-        if case.kind == Kind::BFloat16 && !cpu_has_bf16() {
-            continue;
-        }
         let norm = || {
             RmsNorm::new(Tensor::rand([case.head_dim], (Kind::Float, Device::Cpu)).to_kind(case.kind), 1e-6)
         };

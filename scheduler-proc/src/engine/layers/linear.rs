@@ -1,8 +1,7 @@
 //! Owns projections: weights packed once, rows independent of their batch.
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
-use super::rows::{Cut, RowPolicy};
 use crate::engine::{EngineError, shim};
 
 /// `x @ weight^T + bias`.
@@ -14,10 +13,10 @@ pub struct Linear {
 
 #[derive(Debug)]
 enum Weight {
-    /// oneDNN's own layout, CPU only.
+    /// The layout of the shim's kernels, CPU only.
     Packed {
         weight: Tensor,
-        policy: RowPolicy,
+        outputs: i64,
     },
     Plain(Tensor),
 }
@@ -25,12 +24,13 @@ enum Weight {
 impl Linear {
     /// `weight` is `[out, in]`.
     pub fn new(weight: &Tensor, bias: Option<Tensor>) -> Result<Self, EngineError> {
-        if weight.device() != Device::Cpu {
-            return Ok(Self { weight: Weight::Plain(weight.shallow_clone()), bias });
-        }
-        let packed = shim::linear_pack(&weight.contiguous())?;
-        let policy = RowPolicy::find(weight.kind(), weight.size())?;
-        Ok(Self { weight: Weight::Packed { weight: packed, policy }, bias })
+        let weight = match weight.device() {
+            Device::Cpu => {
+                Weight::Packed { weight: shim::linear_pack(&weight.contiguous())?, outputs: weight.size()[0] }
+            }
+            _ => Weight::Plain(weight.shallow_clone()),
+        };
+        Ok(Self { weight, bias })
     }
 
     /// Several projections of the same input as one.
@@ -44,44 +44,82 @@ impl Linear {
     pub fn forward(&self, x: &Tensor) -> Result<Tensor, EngineError> {
         match &self.weight {
             Weight::Plain(weight) => Ok(x.linear(weight, self.bias.as_ref())),
-            Weight::Packed { weight, policy } => self.forward_packed(x, weight, policy),
+            Weight::Packed { weight, outputs } => {
+                shim::linear(x, weight, self.bias.as_ref(), *outputs, false)
+            }
         }
     }
 
-    fn forward_packed(&self, x: &Tensor, weight: &Tensor, policy: &RowPolicy) -> Result<Tensor, EngineError> {
-        let mut from = 0;
-        let mut parts = Vec::new();
-        for Cut { rows, size } in policy.cuts(x.size()[0]) {
-            let part = x.narrow(0, from, rows);
-            from += rows;
-            let y = match size - rows {
-                0 => shim::linear(&part, weight, self.bias.as_ref())?,
-                filling => {
-                    let filled = part.constant_pad_nd([0, 0, 0, filling]);
-                    shim::linear(&filled, weight, self.bias.as_ref())?.narrow(0, 0, rows)
-                }
-            };
-            parts.push(y);
-        }
-        match parts.len() {
-            1 => Ok(parts.swap_remove(0)),
-            _ => Ok(Tensor::cat(&parts, 0)),
+    /// As [`Self::forward`], with sums as they are instead of rounded to the type of `x`: logits in bfloat16 would
+    /// lie on a grid that ties their best candidates.
+    pub fn forward_wide(&self, x: &Tensor) -> Result<Tensor, EngineError> {
+        match &self.weight {
+            Weight::Plain(weight) => Ok(x.linear(weight, self.bias.as_ref()).to_kind(Kind::Float)),
+            Weight::Packed { weight, outputs } => shim::linear(x, weight, self.bias.as_ref(), *outputs, true),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tch::Kind;
-
     use super::*;
+
+    fn random(kind: Kind, size: &[i64]) -> Tensor {
+        Tensor::randn(size, (Kind::Float, Device::Cpu)).to_kind(kind)
+    }
+
+    /// Shapes of real models, and some that fill no panel and no tile.
+    const SHAPES: [(i64, i64); 8] =
+        [(960, 576), (576, 576), (3072, 576), (576, 1536), (2048, 2048), (128, 64), (112, 48), (7, 5)];
+
+    #[test]
+    fn products_are_those_of_exact_arithmetic() {
+        for kind in [Kind::Float, Kind::BFloat16] {
+            for (out, input) in SHAPES {
+                let (x, weight) = (random(kind, &[37, input]), random(kind, &[out, input]));
+                let bias = random(kind, &[out]);
+                let double = |tensor: &Tensor| tensor.to_kind(Kind::Double);
+                let expected = double(&x).linear(&double(&weight), Some(&double(&bias)));
+                let linear = Linear::new(&weight, Some(bias)).unwrap();
+                let wide = linear.forward_wide(&x).unwrap();
+                assert_eq!(wide.kind(), Kind::Float);
+                assert!(double(&wide).allclose(&expected, 1e-4, 1e-3, false), "{kind:?} {out}x{input}");
+                let rounded = linear.forward(&x).unwrap();
+                assert!(
+                    rounded.equal(&wide.to_kind(kind)),
+                    "{kind:?} {out}x{input}: rounded once, at the end"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn rows_do_not_depend_on_their_number() {
+        for kind in [Kind::Float, Kind::BFloat16] {
+            for (out, input) in SHAPES {
+                // Products that cancel, half against half, leave rounding alone: any other order of sums shows.
+                let half = (input + 1) / 2;
+                let (x, weight) = (random(kind, &[300, half]), random(kind, &[out, half]));
+                let x = Tensor::cat(&[&x, &-&x], 1).narrow(1, 0, input).contiguous();
+                let weight = Tensor::cat(&[&weight, &weight], 1).narrow(1, 0, input).contiguous();
+                let linear = Linear::new(&weight, None).unwrap();
+                let all = linear.forward(&x).unwrap();
+                for rows in [1, 2, 3, 4, 7, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 100, 256] {
+                    let part = linear.forward(&x.narrow(0, 300 - rows, rows)).unwrap();
+                    assert!(
+                        part.equal(&all.narrow(0, 300 - rows, rows)),
+                        "{kind:?} {out}x{input}, {rows} rows"
+                    );
+                }
+            }
+        }
+    }
 
     #[test]
     fn fused_projections_are_those_of_their_parts() {
-        let random = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu));
         let parts: Vec<(Tensor, Option<Tensor>)> =
-            [8, 4, 12].map(|out| (random(&[out, 16]), Some(random(&[out])))).into_iter().collect();
-        let x = random(&[5, 16]);
+            [8, 4, 12].map(|out| (random(Kind::Float, &[out, 16]), Some(random(Kind::Float, &[out])))).into();
+        let x = random(Kind::Float, &[5, 16]);
         let expected: Vec<Tensor> =
             parts.iter().map(|(weight, bias)| x.linear(weight, bias.as_ref())).collect();
         let actual = Linear::fused(&parts).unwrap().forward(&x).unwrap();

@@ -5,4 +5,3 @@ pub mod linear;
 pub mod mlp;
 pub mod norm;
 pub mod rope;
-pub mod rows;

@@ -219,7 +219,7 @@ impl Decoder {
 
     /// Logits of hidden states that went through the final norm.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor, EngineError> {
-        self.head.forward(hidden)
+        self.head.forward_wide(hidden)
     }
 }
 

@@ -180,6 +180,6 @@ pub(super) fn no_hidden() -> EngineError {
 
 pub(super) fn host_logits(head: &Linear, states: &Tensor, vocab_size: usize) -> Result<Logits, EngineError> {
     let _inference = InferenceMode::enter();
-    let logits = head.forward(states)?;
+    let logits = head.forward_wide(states)?;
     Ok(Logits { vocab_size, values: shim::to_host(&logits)? })
 }

@@ -65,9 +65,6 @@ fn check_tree(model: &mut TargetModel, what: &str, context_len: usize) {
 fn bits_do_not_depend_on_the_way() {
     for case in CASES {
         for dtype in [Dtype::Float32, Dtype::Bfloat16] {
-            if dtype == Dtype::Bfloat16 && !shim::cpu_has_bf16() {
-                continue;
-            }
             let mut model = tiny(case, dtype);
             let what = format!("{case} in {dtype:?}");
             check_ways(&mut model, &what);
