@@ -127,6 +127,15 @@ pub struct SpecArgs {
     /// Tokens verified per step, the last committed one included [default: Llama with EAGLE or EAGLE3 8, other draft models 4, NGRAM 12]
     #[arg(long, value_name = "N")]
     pub speculative_num_draft_tokens: Option<u32>,
+    /// Accept a sampled draft by the ratio of both models' probabilities (EAGLE and EAGLE3 with eagle-topk 1); output then depends on the draft
+    #[arg(long)]
+    pub speculative_use_rejection_sampling: bool,
+    /// Accept a sampled draft that the target gives at least this probability; below 1 the output leans towards the draft
+    #[arg(long, default_value_t = 1.0, value_name = "P")]
+    pub speculative_accept_threshold_single: f64,
+    /// Accept a sampled draft with its probability over this; below 1 the output leans towards the draft
+    #[arg(long, default_value_t = 1.0, value_name = "P")]
+    pub speculative_accept_threshold_acc: f64,
     /// Continuations followed after the longest n-gram match [default: 1]
     #[arg(long, value_name = "N")]
     pub speculative_ngram_min_bfs_breadth: Option<u32>,

@@ -1,6 +1,7 @@
 //! Owns the one step from flags to configuration: defaults, what depends on the model and on the machine, and
 //! the refusal of combinations that cannot work. Nothing after it looks at a flag again.
 
+mod acceptance;
 mod draft_model;
 mod machine;
 mod model;
@@ -37,10 +38,10 @@ pub fn resolve(args: &Args, run_dir: &Path, port: u16, machine: &Machine) -> Res
     let facts = ModelFacts::read(&files, args.model.tokenizer_path.as_deref())
         .with_context(|| format!("--model-path {}", args.model.model_path.display()))?;
     let model = model_config(args, &files, &facts, run_dir, random_seed, machine)?;
-    let (spec, spec_note) = spec::resolve(&args.spec, &facts.architectures)?;
+    let (spec, spec_notes) = spec::resolve(&args.spec, &facts.architectures)?;
     let (schedule, note) = schedule::resolve(args, &model, &facts, random_seed, machine)?;
     let server = server_config(args, &model, schedule.max_running_requests, port)?;
-    let notes = std::iter::once(summary(&model, spec.as_ref())).chain(note).chain(spec_note).collect();
+    let notes = std::iter::once(summary(&model, spec.as_ref())).chain(note).chain(spec_notes).collect();
     let mut config = ServeConfig {
         run_dir: run_dir.to_owned(),
         server,

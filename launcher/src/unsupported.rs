@@ -94,11 +94,9 @@ const FLAGS: &[(&str, &str)] = &[
     ("--speculative-draft-sink-size", "a draft sees as far as its target"),
     ("--speculative-token-map", "use an EAGLE3 head, which has its own reduced vocabulary"),
     (
-        "--speculative-accept-threshold-*",
-        "a draft is accepted when it is the target's choice; there is no threshold",
+        "--speculative-use-block-verification",
+        "drafts are verified one by one; for SGLang's ratio test use --speculative-use-rejection-sampling",
     ),
-    ("--speculative-use-rejection-sampling", "a draft is accepted when it is the target's choice"),
-    ("--speculative-use-block-verification", "a draft is accepted when it is the target's choice"),
     ("--speculative-attention-mode", ONE_BACKEND),
     ("--speculative-adaptive*", "adaptive depth comes with a later release"),
     ("--speculative-dflash-*", LATER),

@@ -129,6 +129,23 @@ pub struct SpecConfig {
     pub eagle_topk: u32,
     /// Width of a verify step, the root included.
     pub num_draft_tokens: u32,
+    #[serde(default)]
+    pub acceptance: AcceptanceRule,
+}
+
+/// When the target accepts a draft of a sampled request. Greedy ones accept what is the argmax, by any rule.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub enum AcceptanceRule {
+    /// When it is what the target chooses itself, with noise that only the request and the position decide. Output
+    /// does not depend on the draft.
+    #[default]
+    Equality,
+    /// By the ratio of both models' probabilities: rejection sampling, as SGLang's. Output has the target's law, and
+    /// depends on the draft.
+    Rejection,
+    /// By the target's probability of it against thresholds, as SGLang's. Below 1 they bias the output towards the
+    /// draft.
+    Thresholds { single: f64, acc: f64 },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -30,8 +30,9 @@ pub mod wire;
 
 pub use acceptance::SpecCounters;
 pub use config::{
-    ConfigError, DeviceKind, DraftModelConfig, Dtype, ModelConfig, NgramConfig, NgramMatchType,
-    ScheduleConfig, SchedulePolicy, ServeConfig, ServerConfig, SpecAlgorithm, SpecConfig, Weights,
+    AcceptanceRule, ConfigError, DeviceKind, DraftModelConfig, Dtype, ModelConfig, NgramConfig,
+    NgramMatchType, ScheduleConfig, SchedulePolicy, ServeConfig, ServerConfig, SpecAlgorithm, SpecConfig,
+    Weights,
 };
 pub use control::{Command, HEARTBEAT_INTERVAL, Heartbeat, Status};
 pub use endpoints::Endpoints;

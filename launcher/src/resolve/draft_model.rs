@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use proto::{DraftModelConfig, SpecAlgorithm, SpecConfig, Weights};
+use proto::{AcceptanceRule, DraftModelConfig, SpecAlgorithm, SpecConfig, Weights};
 
 use super::model::ModelFiles;
 use super::spec::MAX_DRAFT_TOKENS;
@@ -69,6 +69,7 @@ pub(super) fn resolve(
         num_steps: shape.steps,
         eagle_topk: shape.topk,
         num_draft_tokens: shape.width,
+        acceptance: AcceptanceRule::default(),
     };
     Ok((config, note))
 }

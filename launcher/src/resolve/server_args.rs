@@ -1,13 +1,15 @@
 //! Owns `/server_info`'s view of the flags: every resolved value under SGLang's name.
 
-use proto::{DeviceKind, Dtype, NgramMatchType, SchedulePolicy, ServeConfig, SpecAlgorithm, Weights};
+use proto::{
+    AcceptanceRule, DeviceKind, Dtype, NgramMatchType, SchedulePolicy, ServeConfig, SpecAlgorithm, Weights,
+};
 use serde_json::{Map, Value, json};
 
 use crate::args::{Args, LoadFormat};
 
 pub(super) fn of(config: &ServeConfig, args: &Args) -> Map<String, Value> {
     let mut all = Map::new();
-    for part in [model(config), server(config), schedule(config, args), spec(config)] {
+    for part in [model(config), server(config), schedule(config, args), spec(config), acceptance(config)] {
         let Value::Object(part) = part else { continue };
         all.extend(part);
     }
@@ -101,6 +103,19 @@ fn spec(config: &ServeConfig) -> Value {
         all.extend(own);
     }
     all
+}
+
+fn acceptance(config: &ServeConfig) -> Value {
+    let rule = config.spec.as_ref().map(|spec| spec.acceptance).unwrap_or_default();
+    let (single, acc) = match rule {
+        AcceptanceRule::Thresholds { single, acc } => (single, acc),
+        AcceptanceRule::Equality | AcceptanceRule::Rejection => (1.0, 1.0),
+    };
+    json!({
+        "speculative_use_rejection_sampling": rule == AcceptanceRule::Rejection,
+        "speculative_accept_threshold_single": single,
+        "speculative_accept_threshold_acc": acc,
+    })
 }
 
 pub(super) const fn dtype_name(dtype: Dtype) -> &'static str {

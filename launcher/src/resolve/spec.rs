@@ -1,9 +1,9 @@
 //! Owns the speculative flags: defaults as SGLang's, impossible combinations refused with the relation spelled out.
 
 use anyhow::{Result, bail, ensure};
-use proto::{NgramConfig, NgramMatchType, SpecAlgorithm, SpecConfig};
+use proto::{AcceptanceRule, NgramConfig, NgramMatchType, SpecAlgorithm, SpecConfig};
 
-use super::draft_model;
+use super::{acceptance, draft_model};
 use crate::args::{MatchTypeArg, SpecArgs};
 use crate::unsupported;
 
@@ -17,7 +17,17 @@ const KNOWN: &str = "EAGLE, EAGLE3, STANDALONE and NGRAM are here";
 pub(super) fn resolve(
     args: &SpecArgs,
     architectures: &[String],
-) -> Result<(Option<SpecConfig>, Option<String>)> {
+) -> Result<(Option<SpecConfig>, Vec<String>)> {
+    let (mut config, note) = algorithm(args, architectures)?;
+    let mut notes = Vec::from_iter(note);
+    if let Some(config) = &mut config {
+        config.acceptance = acceptance::resolve(args, config)?;
+        notes.extend(acceptance::note(config.acceptance));
+    }
+    Ok((config, notes))
+}
+
+fn algorithm(args: &SpecArgs, architectures: &[String]) -> Result<(Option<SpecConfig>, Option<String>)> {
     let name = args.speculative_algorithm.as_deref().map(str::to_uppercase);
     match name.as_deref() {
         None | Some("NONE") => refuse_orphans(args).map(|()| (None, None)),
@@ -56,6 +66,9 @@ fn refuse_orphans(args: &SpecArgs) -> Result<()> {
         ("--speculative-num-steps", args.speculative_num_steps.is_some()),
         ("--speculative-eagle-topk", args.speculative_eagle_topk.is_some()),
         ("--speculative-num-draft-tokens", args.speculative_num_draft_tokens.is_some()),
+        ("--speculative-use-rejection-sampling", args.speculative_use_rejection_sampling),
+        ("--speculative-accept-threshold-single", args.speculative_accept_threshold_single != 1.0),
+        ("--speculative-accept-threshold-acc", args.speculative_accept_threshold_acc != 1.0),
     ];
     match given.iter().find(|(_, given)| *given) {
         Some((flag, _)) => bail!("{flag} needs --speculative-algorithm (EAGLE, EAGLE3, STANDALONE or NGRAM)"),
@@ -127,5 +140,6 @@ fn ngram(args: &SpecArgs) -> Result<SpecConfig> {
         num_steps: steps,
         eagle_topk: topk,
         num_draft_tokens: width,
+        acceptance: AcceptanceRule::default(),
     })
 }

@@ -2,7 +2,7 @@
 
 use candle_core::quantized::gguf_file::{self, Value as Gguf};
 use clap::Parser;
-use proto::SpecAlgorithm;
+use proto::{AcceptanceRule, SpecAlgorithm};
 use serde_json::json;
 
 use super::*;
@@ -138,6 +138,58 @@ fn trees_that_cannot_be_are_refused() {
     check("--speculative-eagle-topk 4", "need --speculative-num-steps too");
     check("--speculative-num-steps 0", "must be at least 1");
     check("--speculative-ngram-capacity 100", "has no effect with EAGLE");
+}
+
+#[test]
+fn rules_of_acceptance_are_chosen_by_sglangs_flags() {
+    let check = |flags: &str, expect: AcceptanceRule, shown: (bool, f64, f64)| {
+        let Resolved { config, notes } = drafting("EAGLE3", flags).unwrap();
+        assert_eq!(config.spec.unwrap().acceptance, expect, "{flags}");
+        let args = config.server_args;
+        assert_eq!(args["speculative_use_rejection_sampling"], shown.0);
+        assert_eq!(args["speculative_accept_threshold_single"], shown.1);
+        assert_eq!(args["speculative_accept_threshold_acc"], shown.2);
+        let told = notes.iter().any(|note| note.contains("sampled answers"));
+        assert_eq!(told, expect != AcceptanceRule::Equality, "{notes:?}");
+    };
+    let ones = "--speculative-accept-threshold-single 1 --speculative-accept-threshold-acc 1.0";
+    check("", AcceptanceRule::Equality, (false, 1.0, 1.0));
+    check(ones, AcceptanceRule::Equality, (false, 1.0, 1.0));
+    let chain = "--speculative-num-steps 3 --speculative-use-rejection-sampling";
+    check(chain, AcceptanceRule::Rejection, (true, 1.0, 1.0));
+    check(&format!("{chain} {ones}"), AcceptanceRule::Rejection, (true, 1.0, 1.0));
+    let low = "--speculative-accept-threshold-single 0.3";
+    check(low, AcceptanceRule::Thresholds { single: 0.3, acc: 1.0 }, (false, 0.3, 1.0));
+    let low = "--speculative-accept-threshold-acc 0";
+    check(low, AcceptanceRule::Thresholds { single: 1.0, acc: 0.0 }, (false, 1.0, 0.0));
+}
+
+#[test]
+fn rules_of_acceptance_that_sglang_refuses_are_refused() {
+    let check = |algorithm: &str, flags: &str, part: &str| {
+        let error = format!("{:#}", drafting(algorithm, flags).unwrap_err());
+        assert!(error.contains(part), "{algorithm} {flags}: {error}");
+    };
+    let rejection = "--speculative-use-rejection-sampling";
+    check("EAGLE", rejection, "needs --speculative-eagle-topk 1, not 4");
+    check("STANDALONE", rejection, "needs --speculative-algorithm EAGLE or EAGLE3");
+    let both = format!("--speculative-num-steps 3 {rejection} --speculative-accept-threshold-acc 0.9");
+    check("EAGLE", &both, "two rules for one question");
+    for (flags, part) in [
+        ("--speculative-accept-threshold-single 1.5", "-single 1.5 must be between 0 and 1"),
+        ("--speculative-accept-threshold-acc=-1", "-acc -1 must be between 0 and 1"),
+        ("--speculative-accept-threshold-acc NaN", "-acc NaN must be between 0 and 1"),
+    ] {
+        check("STANDALONE", flags, part);
+        let alone = refusal(flags);
+        assert!(alone.contains("needs --speculative-algorithm"), "{alone}");
+    }
+    assert!(refusal(rejection).contains("needs --speculative-algorithm"));
+    let ngram = refusal(&format!("--speculative-algorithm NGRAM {rejection}"));
+    assert!(ngram.contains("has no effect with NGRAM"), "{ngram}");
+    let ngram = config("--speculative-algorithm NGRAM --speculative-accept-threshold-single 0.5");
+    let expect = AcceptanceRule::Thresholds { single: 0.5, acc: 1.0 };
+    assert_eq!(ngram.spec.unwrap().acceptance, expect, "thresholds need no law of the draft");
 }
 
 #[test]

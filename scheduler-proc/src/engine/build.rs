@@ -23,7 +23,8 @@ pub fn build(
 ) -> Result<Box<dyn Engine>, EngineError> {
     let Parts { target, drafter, needs_check } = load(config, progress)?;
     let limits = target.limits().clone();
-    let mut engine = SpecEngine::new(target, limits, drafter);
+    let rule = config.spec.as_ref().map(|spec| spec.acceptance).unwrap_or_default();
+    let mut engine = SpecEngine::new(target, limits, drafter).accepting_by(rule);
     if needs_check {
         self_check::run(&mut engine, config, vocabulary)?;
     }

@@ -1,9 +1,9 @@
 //! Owns the noise of sampling: a counter-based generator (Philox4x32-10), so that any draw can be made without
 //! a history, in any order, on any device.
 //!
-//! The draw for a token depends on (request seed, position, token id) and on nothing else: not on the batch,
-//! not on the draft, not on what was drawn before. The seed is the key; the counter is
-//! `(token / 4, position low, position high, 0)`, and token `t` takes word `t % 4` of its block.
+//! The draw for a token depends on (request seed, position, token id, stream) and on nothing else: not on the
+//! batch, not on the draft, not on what was drawn before. The seed is the key; the counter is
+//! `(token / 4, position low, position high, stream)`, and token `t` takes word `t % 4` of its block.
 
 use proto::TokenId;
 
@@ -15,26 +15,43 @@ const ROUNDS: usize = 10;
 pub const GROUP: usize = 64;
 const LANES: usize = GROUP / 4;
 
+/// What draws are for. Those of different streams know nothing of each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stream {
+    /// The target's choices, and those of a draft worker that chooses along.
+    Choice = 0,
+    /// A draft worker's own draws, where a rule weighs a draft against its law.
+    Draft = 1,
+    /// Whether a weighed draft is accepted.
+    Coin = 2,
+}
+
 /// The draws of one request at one position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Noise {
     key: [u32; 2],
     position: [u32; 2],
+    stream: u32,
 }
 
 impl Noise {
-    pub fn new(seed: u64, position: u64) -> Self {
-        Self { key: halves(seed), position: halves(position) }
+    pub fn new(seed: u64, position: u64, stream: Stream) -> Self {
+        Self { key: halves(seed), position: halves(position), stream: stream as u32 }
     }
 
     /// The words of tokens `4 * block .. 4 * block + 4`.
     pub fn block(&self, block: u32) -> [u32; 4] {
-        philox4x32_10([block, self.position[0], self.position[1], 0], self.key)
+        philox4x32_10([block, self.position[0], self.position[1], self.stream], self.key)
     }
 
     /// The word of one token.
     pub fn word(&self, token: TokenId) -> u32 {
         self.block(token / 4)[token as usize % 4]
+    }
+
+    /// The draw of one token, in the open interval (0, 1).
+    pub fn uniform(&self, token: TokenId) -> f64 {
+        to_uniform(self.word(token))
     }
 
     /// The words of tokens `GROUP * group .. GROUP * (group + 1)`, computed side by side.
@@ -44,7 +61,7 @@ impl Noise {
             c0: std::array::from_fn(|lane| group * LANES as u32 + lane as u32),
             c1: [self.position[0]; LANES],
             c2: [self.position[1]; LANES],
-            c3: [0; LANES],
+            c3: [self.stream; LANES],
         };
         let mut key = self.key;
         for _ in 0..ROUNDS {
@@ -55,9 +72,9 @@ impl Noise {
     }
 }
 
-/// The draw of one token, in the open interval (0, 1).
+/// The draw of one token's choice, in the open interval (0, 1).
 pub fn uniform(seed: u64, position: u64, token: TokenId) -> f64 {
-    to_uniform(Noise::new(seed, position).word(token))
+    Noise::new(seed, position, Stream::Choice).uniform(token)
 }
 
 /// Maps a word to the middle of its 2^-32 wide cell: exact in f64, never 0, never 1.
@@ -142,13 +159,15 @@ mod tests {
 
     #[test]
     fn group_block_and_word_agree() {
-        let noise = Noise::new(0x0123_4567_89ab_cdef, 5_000_000_123);
-        for group in [0, 1, 767, 2374] {
-            let words = noise.group(group);
-            for (offset, &word) in words.iter().enumerate() {
-                let token = group * GROUP as u32 + offset as u32;
-                assert_eq!(word, noise.word(token));
-                assert_eq!(word, noise.block(token / 4)[offset % 4]);
+        for stream in [Stream::Choice, Stream::Draft, Stream::Coin] {
+            let noise = Noise::new(0x0123_4567_89ab_cdef, 5_000_000_123, stream);
+            for group in [0, 1, 767, 2374] {
+                let words = noise.group(group);
+                for (offset, &word) in words.iter().enumerate() {
+                    let token = group * GROUP as u32 + offset as u32;
+                    assert_eq!(word, noise.word(token));
+                    assert_eq!(word, noise.block(token / 4)[offset % 4]);
+                }
             }
         }
     }
@@ -166,6 +185,8 @@ mod tests {
             assert_ne!(base, other);
         }
         assert_eq!(base, uniform(1, 2, 3));
+        let [draft, coin] = [Stream::Draft, Stream::Coin].map(|stream| Noise::new(1, 2, stream).uniform(3));
+        assert!(base != draft && draft != coin && coin != base);
     }
 
     #[test]

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use proto::child::{Child, Phase, Shutdown, ShutdownSender, StatusReporter};
 use proto::link::LinkThread;
 use proto::{
-    DeviceKind, Dtype, Endpoints, Incarnation, ModelConfig, NgramConfig, NgramMatchType, Role,
-    ScheduleConfig, SchedulePolicy, ServeConfig, ServerConfig, SpecAlgorithm, SpecConfig, Weights,
+    AcceptanceRule, DeviceKind, Dtype, Endpoints, Incarnation, ModelConfig, NgramConfig, NgramMatchType,
+    Role, ScheduleConfig, SchedulePolicy, ServeConfig, ServerConfig, SpecAlgorithm, SpecConfig, Weights,
 };
 use reqwest::blocking::{Client, Response};
 use serde_json::{Map, Value, json};
@@ -130,6 +130,7 @@ fn config(run_dir: &Path, port: u16) -> ServeConfig {
             num_steps: 3,
             eagle_topk: 1,
             num_draft_tokens: 4,
+            acceptance: AcceptanceRule::Equality,
         }),
         server_args,
     }

@@ -4,15 +4,17 @@ mod cache;
 mod golden;
 mod lossless;
 mod refusals;
+mod sampled;
 mod self_checked;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 
 use proto::{
-    DraftModelConfig, Dtype, SamplingParams, SpecAlgorithm, SpecConfig, SpecCounters, TokenId, Weights,
+    AcceptanceRule, DraftModelConfig, Dtype, SamplingParams, SpecAlgorithm, SpecConfig, SpecCounters,
+    TokenId, Weights,
 };
 use tch::Tensor;
 
@@ -22,7 +24,7 @@ use crate::cache::{Lease, PrefixCache};
 use crate::engine::DraftStatus;
 use crate::engine::model::tests::{config, fixtures};
 use crate::engine::spec::tree::DraftTree;
-use crate::engine::spec::{Commit, DraftInput, Drafter};
+use crate::engine::spec::{Commit, DraftDraw, DraftInput, Drafter};
 
 type Algorithm = fn(DraftModelConfig) -> SpecAlgorithm;
 
@@ -59,6 +61,7 @@ fn serve_config(pair: Pair, shape: Option<Shape>) -> ServeConfig {
         num_steps,
         eagle_topk,
         num_draft_tokens,
+        acceptance: AcceptanceRule::Equality,
     });
     config
 }
@@ -90,11 +93,15 @@ type Trees = Rc<RefCell<BTreeMap<EngineSlot, DraftTree>>>;
 struct Noted {
     inner: BoxedDrafter,
     trees: Trees,
+    draw: Rc<Cell<Option<DraftDraw>>>,
 }
 
 impl Drafter<Option<Tensor>> for Noted {
     fn draft(&mut self, inputs: &[DraftInput<'_>]) -> Result<Vec<DraftTree>, EngineError> {
-        let trees = self.inner.draft(inputs)?;
+        let draw = |input: &DraftInput<'_>| self.draw.get().unwrap_or(input.draw);
+        let drawn: Vec<_> =
+            inputs.iter().map(|input| DraftInput { draw: draw(input), ..input.clone() }).collect();
+        let trees = self.inner.draft(&drawn)?;
         self.trees.borrow_mut().extend(inputs.iter().map(|input| input.slot).zip(trees.iter().cloned()));
         Ok(trees)
     }
@@ -166,6 +173,8 @@ struct Rig {
     engine: SpecEngine<TargetModel>,
     cache: PrefixCache,
     trees: Trees,
+    /// Replaces what the rule asks of a worker.
+    draw: Rc<Cell<Option<DraftDraw>>>,
     schedule: Schedule,
 }
 
@@ -180,13 +189,25 @@ struct Running<'a> {
 
 impl Rig {
     fn new(pair: Pair, shape: Option<Shape>, schedule: Schedule) -> Self {
-        let Parts { target, drafter, .. } = load(&serve_config(pair, shape), &mut |_, _| {}).unwrap();
+        Self::by(pair, shape, schedule, AcceptanceRule::Equality)
+    }
+
+    fn by(pair: Pair, shape: Option<Shape>, schedule: Schedule, rule: AcceptanceRule) -> Self {
+        Self::of(&serve_config(pair, shape), schedule, rule)
+    }
+
+    fn of(config: &ServeConfig, schedule: Schedule, rule: AcceptanceRule) -> Self {
+        let Parts { target, drafter, .. } = load(config, &mut |_, _| {}).unwrap();
         let trees = Trees::default();
-        let noted = |inner| Box::new(Noted { inner, trees: Rc::clone(&trees) }) as BoxedDrafter;
+        let draw = Rc::default();
+        let noted = |inner| {
+            Box::new(Noted { inner, trees: Rc::clone(&trees), draw: Rc::clone(&draw) }) as BoxedDrafter
+        };
         let drafter = drafter.map(noted);
         let limits = target.limits().clone();
         let cache = PrefixCache::new(limits.kv_slots, schedule.page, schedule.radix);
-        Self { engine: SpecEngine::new(target, limits, drafter), cache, trees, schedule }
+        let engine = SpecEngine::new(target, limits, drafter).accepting_by(rule);
+        Self { engine, cache, trees, draw, schedule }
     }
 
     /// Serves all to their ends, one more admitted every second step.

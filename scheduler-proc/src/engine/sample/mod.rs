@@ -13,7 +13,7 @@ mod race;
 mod scan;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use proto::{SamplingParams, TokenId};
 
@@ -21,7 +21,7 @@ use self::filter::FilterScratch;
 use self::mass::Scale;
 pub use self::path::Path;
 use self::scan::Scan;
-use super::rng::Noise;
+use super::rng::Stream;
 use crate::batch::{ChosenToken, LogprobParams, TokenLogprobs};
 
 /// Below this a temperature is greedy: SGLang's limit.
@@ -69,6 +69,33 @@ impl Chooser {
         Ok(pick(&row, path, &mut self.filter))
     }
 
+    /// A draw that knows nothing of [`Self::choose`]'s, for a draft worker whose tokens are weighed against the law
+    /// they come from; and that law, which is [`Self::law`].
+    pub fn draw(&mut self, logits: &[f32], path: &Path<'_>) -> Result<(TokenId, Vec<f64>), ChooseError> {
+        let row = prepare(&mut self.edited, &mut self.scan, logits, path)?;
+        let cutoff = filter::cutoff(&row, &path.params().sampling, &mut self.filter);
+        let token = race::winner(&row, cutoff, path.noise(Stream::Draft));
+        Ok((token, filter::law(&row, cutoff)))
+    }
+
+    /// The token with the largest edited logit.
+    pub fn likeliest(&mut self, logits: &[f32], path: &Path<'_>) -> Result<TokenId, ChooseError> {
+        let row = prepare(&mut self.edited, &mut self.scan, logits, path)?;
+        Ok(row.scan.argmax(row.logits))
+    }
+
+    /// A token that was chosen by other means, with the log-probabilities that its request wants.
+    pub fn report(
+        &mut self,
+        id: TokenId,
+        logits: &[f32],
+        path: &Path<'_>,
+    ) -> Result<ChosenToken, ChooseError> {
+        let Some(wanted) = &path.params().logprobs else { return Ok(ChosenToken { id, logprobs: None }) };
+        let row = prepare(&mut self.edited, &mut self.scan, logits, path)?;
+        Ok(ChosenToken { id, logprobs: Some(logprobs::of(&row, id, wanted)) })
+    }
+
     /// The best `k` tokens, best first, with the logarithms of their plain softmax probabilities.
     pub fn best(&mut self, logits: &[f32], k: usize) -> Result<Vec<(TokenId, f64)>, ChooseError> {
         if !scan::all_finite(logits) {
@@ -112,13 +139,18 @@ impl Chooser {
     }
 }
 
+/// A draw from weights that need not add up to 1, with the noise of [`Chooser::choose`]; `None` where all are 0.
+pub fn draw_from(weights: &[f64], path: &Path<'_>) -> Option<TokenId> {
+    race::winner_of(weights, path.noise(Stream::Choice))
+}
+
 fn pick(row: &Row<'_>, path: &Path<'_>, scratch: &mut FilterScratch) -> TokenId {
     let sampling = &path.params().sampling;
     if is_greedy(sampling) {
         return row.scan.argmax(row.logits);
     }
     let cutoff = filter::cutoff(row, sampling, scratch);
-    race::winner(row, cutoff, Noise::new(sampling.sampling_seed, path.position() as u64))
+    race::winner(row, cutoff, path.noise(Stream::Choice))
 }
 
 fn prepare<'a>(
@@ -146,7 +178,8 @@ fn prepare<'a>(
     Ok(Row { logits, scan, scale })
 }
 
-fn is_greedy(sampling: &SamplingParams) -> bool {
+/// Whether every choice is the largest edited logit.
+pub fn is_greedy(sampling: &SamplingParams) -> bool {
     sampling.is_greedy() || sampling.temperature < GREEDY_TEMPERATURE
 }
 

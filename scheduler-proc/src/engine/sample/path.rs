@@ -12,6 +12,7 @@ use proto::TokenId;
 use rustc_hash::FxHashMap;
 
 use crate::batch::RowParams;
+use crate::engine::rng::{Noise, Stream};
 
 /// A request's output so far, as the next choice sees it. A verify step walks by pushing accepted tokens.
 #[derive(Debug, Clone)]
@@ -48,6 +49,11 @@ impl<'a> Path<'a> {
     /// The index, in prompt and answer together, of the token to choose.
     pub fn position(&self) -> usize {
         self.len
+    }
+
+    /// The draws for that token.
+    pub fn noise(&self, stream: Stream) -> Noise {
+        Noise::new(self.params.sampling.sampling_seed, self.len as u64, stream)
     }
 
     /// Whether the choice is just the largest logit.

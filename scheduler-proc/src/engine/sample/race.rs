@@ -42,6 +42,15 @@ fn winner_avx2(row: &Row<'_>, cutoff: Cutoff, noise: Noise) -> TokenId {
     run(row, cutoff, noise)
 }
 
+/// The same draw from weights that need not add up to 1; `None` where all are 0.
+pub(super) fn winner_of(weights: &[f64], noise: Noise) -> Option<TokenId> {
+    let runners = (0..).zip(weights).filter(|&(_, &weight)| weight > 0.0);
+    let score = |(token, &weight): (TokenId, &f64)| (weight.ln() + gumbel(noise.word(token)), token);
+    // The earlier of two equals stays.
+    let better = |best: (f64, TokenId), other: (f64, TokenId)| if other.0 > best.0 { other } else { best };
+    runners.map(score).reduce(better).map(|(_, token)| token)
+}
+
 #[inline(always)]
 fn run(row: &Row<'_>, cutoff: Cutoff, noise: Noise) -> TokenId {
     let mut best = Best { score: f64::NEG_INFINITY, token: TokenId::MAX };
@@ -102,11 +111,12 @@ fn gumbel(word: u32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::rng::Stream;
 
     #[test]
     fn the_bound_never_exceeds_what_it_bounds() {
         let edges = [0, 1, 2, 3, u32::MAX, u32::MAX - 1, u32::MAX - 2, 1 << 31, (1 << 31) - 1];
-        let random = (0..200_000u32).map(|token| Noise::new(9, 9).word(token));
+        let random = (0..200_000u32).map(|token| Noise::new(9, 9, Stream::Choice).word(token));
         for word in edges.into_iter().chain(random) {
             let exact = (1.0 - rng::to_uniform(word)).log2();
             assert!(f64::from(log2_floor(word)) <= exact + SLACK / 2.0, "{word}");
@@ -124,7 +134,7 @@ mod tests {
             scan.run(&logits);
             let scale = super::super::Scale::new(scan.max(), 0.7 + seed as f64 / 50.0);
             let row = Row { logits: &logits, scan: &scan, scale };
-            let noise = Noise::new(seed, 3);
+            let noise = Noise::new(seed, 3, Stream::Choice);
             assert_eq!(winner(&row, Cutoff::NONE, noise), run(&row, Cutoff::NONE, noise));
         }
     }

@@ -99,7 +99,13 @@ fn penalties_match_the_golden_logits() {
 /// 99.99th percentile of chi-square by degrees of freedom.
 const CHI_SQUARE: [f64; 8] = [0.0, 15.14, 18.42, 21.11, 23.51, 25.74, 27.86, 29.88];
 
-fn chi_square(counts: &[f64], law: &[f64]) -> (f64, usize) {
+/// Whether draws follow a law, beyond what 1 in 10,000 right samplers would be blamed for.
+pub(in crate::engine) fn assert_law(counts: &[f64], law: &[f64], what: &str) {
+    let (chi, freedom) = chi_square(counts, law);
+    assert!(chi <= CHI_SQUARE[freedom], "{what}: chi-square {chi}, freedom {freedom}, {counts:?}");
+}
+
+pub(in crate::engine) fn chi_square(counts: &[f64], law: &[f64]) -> (f64, usize) {
     let draws: f64 = counts.iter().sum();
     let mut chi = 0.0;
     let mut cells = 0;
@@ -142,8 +148,7 @@ fn draws_follow_the_golden_laws() {
             let path = Path::new(&params, &tokens[..position.min(tokens.len())], position.min(tokens.len()));
             counts[chooser.choose(&logits, &path).unwrap().id as usize] += 1.0;
         }
-        let (chi, freedom) = chi_square(&counts, &law);
-        assert!(chi <= CHI_SQUARE[freedom], "{case}: chi-square {chi}, freedom {freedom}, {counts:?}");
+        assert_law(&counts, &law, &case.to_string());
     }
     assert!(seen.len() > 30, "{} laws", seen.len());
 }

@@ -256,7 +256,10 @@ impl ModelDrafter {
 
     fn sprout<'a>(&self, input: &DraftInput<'a>) -> Growing<'a> {
         let growth = match self.shape.topk {
-            1 => Growth::Chain(Chain::new(Path::new(input.params, input.tokens, input.prompt_len))),
+            1 => {
+                let path = Path::new(input.params, input.tokens, input.prompt_len);
+                Growth::Chain(Chain::new(path, input.draw))
+            }
             topk => Growth::Tree(Tree::new(topk)),
         };
         let root = Branch { token: [0], slots: Vec::new() };

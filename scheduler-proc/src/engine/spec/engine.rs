@@ -4,17 +4,17 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::time::Instant;
 
-use proto::TokenId;
+use proto::{AcceptanceRule, TokenId};
 use rustc_hash::FxHashMap;
 
 use super::input_logprobs::{self, Due};
 use super::tree::DraftTree;
-use super::verify::{self, Walk};
+use super::verify::{Verifier, Walk};
 use super::{Commit, DraftInput, Drafter};
 use crate::batch::{
     Batch, BatchRow, DraftLimit, EngineSlot, KvSlot, RowKind, RowOutput, StepOutput, StepTiming, VerifyCount,
 };
-use crate::engine::sample::{Chooser, Path};
+use crate::engine::sample::Path;
 use crate::engine::target::{ForwardRow, LogitRows, Logits, Target};
 use crate::engine::{DraftStatus, Engine, EngineError, EngineLimits};
 
@@ -23,7 +23,7 @@ pub struct SpecEngine<T: Target> {
     target: T,
     limits: EngineLimits,
     drafter: Option<Box<dyn Drafter<T::Hidden>>>,
-    chooser: Chooser,
+    verifier: Verifier,
     slots: FxHashMap<EngineSlot, SlotState>,
 }
 
@@ -58,7 +58,13 @@ struct Final<'a> {
 
 impl<T: Target> SpecEngine<T> {
     pub fn new(target: T, limits: EngineLimits, drafter: Option<Box<dyn Drafter<T::Hidden>>>) -> Self {
-        Self { target, limits, drafter, chooser: Chooser::default(), slots: FxHashMap::default() }
+        Self { target, limits, drafter, verifier: Verifier::default(), slots: FxHashMap::default() }
+    }
+
+    #[must_use]
+    pub fn accepting_by(mut self, rule: AcceptanceRule) -> Self {
+        self.verifier = Verifier::new(rule);
+        self
     }
 
     /// One tree per row of the batch, empty where nothing may or can be drafted.
@@ -78,6 +84,7 @@ impl<T: Target> SpecEngine<T> {
                     params: row.params,
                     kv_slots: row.kv_slots,
                     limit,
+                    draw: self.verifier.draw(&row.params.sampling),
                 });
             }
         }
@@ -114,7 +121,7 @@ impl<T: Target> SpecEngine<T> {
         for submission in submissions {
             let state = self.slots.entry(submission.row.slot).or_default();
             let rows = |index: usize| logits.row(first + index);
-            let chosen = choose_row(&mut self.chooser, state, submission, rows);
+            let chosen = choose_row(&mut self.verifier, state, submission, rows);
             outputs.push(chosen.unwrap_or_else(|reason| {
                 let output = RowOutput { error: Some(reason), ..RowOutput::default() };
                 (output, Vec::new())
@@ -306,23 +313,24 @@ fn draft_limit(row: &BatchRow<'_>) -> DraftLimit {
 
 /// One row's output and accepted nodes, or why it has none. `logits(i)` is the row's `i`-th row of logits.
 fn choose_row<'l>(
-    chooser: &mut Chooser,
+    verifier: &mut Verifier,
     state: &mut SlotState,
     submission: &Submission<'_>,
     logits: impl Fn(usize) -> &'l [f32],
 ) -> Result<(RowOutput, Vec<usize>), String> {
     let row = submission.row;
     let first = submission.first_logits();
-    let input_logprobs = input_logprobs::score(chooser, row, &mut state.due, |token| logits(token - first))
+    let prompt_logits = |token| logits(token - first);
+    let input_logprobs = input_logprobs::score(verifier.chooser(), row, &mut state.due, prompt_logits)
         .map_err(|error| error.to_string())?;
     if !row.samples() {
         return Ok((RowOutput { input_logprobs, ..RowOutput::default() }, Vec::new()));
     }
     let mut path = Path::new(row.params, row.tokens, row.prompt_len);
     let root = row.extend_len - 1;
-    let Walk { accepted, tokens } =
-        verify::walk(chooser, &mut path, &submission.tree, |node| logits(root + node - first))
-            .map_err(|error| error.to_string())?;
+    let Walk { accepted, tokens } = verifier
+        .walk(&mut path, &submission.tree, |node| logits(root + node - first))
+        .map_err(|error| error.to_string())?;
     let verify = submission
         .verifies
         .then(|| VerifyCount { proposed_at: submission.tree.nodes_at(), accepted: accepted.len() });

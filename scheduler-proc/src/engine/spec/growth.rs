@@ -2,14 +2,16 @@
 //! it goes on from, and the tree that comes of it. Knows no tensors.
 //!
 //! A chain takes the token that the request itself would take from the draft's logits: the same edits, filters and
-//! noise as the target's choice at that position, so that two similar models choose alike at any temperature. A tree
-//! tries the likeliest tokens, ranked by the product of plain softmax probabilities along their path.
+//! noise as the target's choice at that position, so that two similar models choose alike at any temperature; or
+//! takes it another way where the acceptance rule asks for that ([`DraftDraw`]). A tree tries the likeliest tokens,
+//! ranked by the product of plain softmax probabilities along their path.
 
 use proto::TokenId;
 
 use crate::batch::DraftLimit;
 use crate::engine::sample::{Chooser, Path};
-use crate::engine::spec::tree::DraftTree;
+use crate::engine::spec::DraftDraw;
+use crate::engine::spec::tree::{DraftTree, Law};
 
 /// A token to go on from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +46,7 @@ impl Growth<'_> {
     /// The draft inside a limit.
     pub(super) fn finish(self, limit: DraftLimit) -> DraftTree {
         match self {
-            Self::Chain(chain) => DraftTree::chain(chain.tokens.into_iter().take(limit.nodes)),
+            Self::Chain(chain) => chain.tree.truncated(limit),
             Self::Tree(tree) => tree.finish(limit.nodes),
         }
     }
@@ -52,31 +54,46 @@ impl Growth<'_> {
 
 pub(super) struct Chain<'a> {
     path: Path<'a>,
-    tokens: Vec<TokenId>,
+    draw: DraftDraw,
+    tree: DraftTree,
     /// Logits over the target's vocabulary, where the draft's is smaller.
     whole: Vec<f32>,
 }
 
 impl<'a> Chain<'a> {
     /// `path` ends at the root.
-    pub(super) fn new(path: Path<'a>) -> Self {
-        Self { path, tokens: Vec::new(), whole: Vec::new() }
+    pub(super) fn new(path: Path<'a>, draw: DraftDraw) -> Self {
+        Self { path, draw, tree: DraftTree::new(), whole: Vec::new() }
     }
 
     /// Logits that are not finite end the draft.
     fn grow(&mut self, chooser: &mut Chooser, logits: &[f32], vocabulary: Vocabulary<'_>) -> Option<Leaf> {
-        let token = match vocabulary {
-            None => chooser.guess(logits, &self.path).ok()?,
+        let (token, law) = match vocabulary {
+            None => self.take(chooser, logits)?,
             // The best of the few is the best of all.
-            Some(ids) if self.path.is_argmax() => ids[chooser.guess(logits, &self.path).ok()? as usize],
+            Some(ids) if self.path.is_argmax() => {
+                (ids[chooser.guess(logits, &self.path).ok()? as usize], None)
+            }
             Some(ids) => {
                 self.spread(logits, ids);
-                chooser.guess(&self.whole, &self.path).ok()?
+                self.take(chooser, &self.whole)?
             }
         };
         self.path.push(token);
-        self.tokens.push(token);
+        let end = self.tree.len();
+        self.tree.push_drawn(end, token, law).expect("the last node has no child yet");
         Some(Leaf { token, parent: 0 })
+    }
+
+    fn take(&self, chooser: &mut Chooser, logits: &[f32]) -> Option<(TokenId, Option<Law>)> {
+        match self.draw {
+            DraftDraw::Shared => Some((chooser.guess(logits, &self.path).ok()?, None)),
+            DraftDraw::Likeliest => Some((chooser.likeliest(logits, &self.path).ok()?, None)),
+            DraftDraw::Own => {
+                let (token, law) = chooser.draw(logits, &self.path).ok()?;
+                Some((token, Some(law)))
+            }
+        }
     }
 
     /// Tokens that the draft does not know get the least finite logit.

@@ -5,6 +5,7 @@ mod engine;
 mod growth;
 mod input_logprobs;
 pub mod ngram;
+mod rule;
 pub mod standalone;
 pub mod tree;
 pub mod verify;
@@ -21,6 +22,17 @@ use self::tree::DraftTree;
 use super::{DraftStatus, EngineError};
 use crate::batch::{DraftLimit, EngineSlot, KvSlot, RowParams};
 
+/// How a draft worker takes one token from its own distribution: what the rule of acceptance needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DraftDraw {
+    /// As the request would, with the noise of the target's choice: similar distributions then choose alike.
+    Shared,
+    /// As the request would, but with noise of its own, and the law drawn from is handed along.
+    Own,
+    /// The likeliest one.
+    Likeliest,
+}
+
 /// One row a draft worker may draft for.
 #[derive(Debug, Clone)]
 pub struct DraftInput<'a> {
@@ -32,6 +44,8 @@ pub struct DraftInput<'a> {
     /// The target's slot of every position up to the root's at least.
     pub kv_slots: &'a [KvSlot],
     pub limit: DraftLimit,
+    /// For workers that draw; those that are sure of what they try need not look.
+    pub draw: DraftDraw,
 }
 
 /// Tokens that became final for a request, prompt tokens included.

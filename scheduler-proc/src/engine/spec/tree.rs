@@ -9,12 +9,25 @@ pub type Parent = usize;
 
 /// Draft nodes in an order where parents precede children. The root (the last committed token) is not a node.
 /// Siblings carry different tokens, so a choice leads to one child at most.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct DraftTree {
     tokens: Vec<TokenId>,
     /// 0 for a child of the root, `i + 1` for a child of node `i`.
     parents: Vec<Parent>,
     depths: Vec<usize>,
+    laws: Vec<Option<Law>>,
+}
+
+/// The probabilities, by token, that a node's token was drawn with; a token beyond its end has none.
+pub type Law = Vec<f64>;
+
+/// A token that is tried at a position.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sibling<'a> {
+    pub node: usize,
+    pub token: TokenId,
+    /// What it was drawn from, given the siblings before it; `None` where it was sure to be tried.
+    pub law: Option<&'a [f64]>,
 }
 
 /// Why a node cannot be added.
@@ -34,11 +47,21 @@ impl DraftTree {
     pub fn chain(tokens: impl IntoIterator<Item = TokenId>) -> Self {
         let tokens: Vec<_> = tokens.into_iter().collect();
         let nodes = tokens.len();
-        Self { tokens, parents: (0..nodes).collect(), depths: (1..=nodes).collect() }
+        Self { tokens, parents: (0..nodes).collect(), depths: (1..=nodes).collect(), laws: vec![None; nodes] }
     }
 
     /// Adds a node; returns what its children name as their parent.
     pub fn push(&mut self, parent: Parent, token: TokenId) -> Result<Parent, TreeError> {
+        self.push_drawn(parent, token, None)
+    }
+
+    /// Adds a node whose token was drawn from a law, given its siblings so far.
+    pub fn push_drawn(
+        &mut self,
+        parent: Parent,
+        token: TokenId,
+        law: Option<Law>,
+    ) -> Result<Parent, TreeError> {
         if parent > self.len() {
             return Err(TreeError::NoSuchParent { parent, nodes: self.len() });
         }
@@ -48,6 +71,7 @@ impl DraftTree {
         self.depths.push(self.depth_of(parent) + 1);
         self.tokens.push(token);
         self.parents.push(parent);
+        self.laws.push(law);
         Ok(self.len())
     }
 
@@ -96,6 +120,15 @@ impl DraftTree {
         (parent..self.len()).filter(move |&node| self.parents[node] == parent)
     }
 
+    /// What is tried after a parent, in order.
+    pub fn siblings(&self, parent: Parent) -> impl Iterator<Item = Sibling<'_>> + '_ {
+        self.children(parent).map(|node| Sibling {
+            node,
+            token: self.tokens[node],
+            law: self.laws[node].as_deref(),
+        })
+    }
+
     /// The node under a parent that carries a token.
     pub fn child(&self, parent: Parent, token: TokenId) -> Option<usize> {
         self.children(parent).find(|&node| self.tokens[node] == token)
@@ -103,7 +136,7 @@ impl DraftTree {
 
     /// The tree inside a limit: first what is too deep goes, then what comes last. Parents stay.
     #[must_use]
-    pub fn truncated(self, limit: DraftLimit) -> Self {
+    pub fn truncated(mut self, limit: DraftLimit) -> Self {
         if self.len() <= limit.nodes && self.depths.iter().all(|&depth| depth <= limit.depth) {
             return self;
         }
@@ -115,6 +148,7 @@ impl DraftTree {
                 kept.tokens.push(self.tokens[node]);
                 kept.parents.push(renamed[self.parents[node]]);
                 kept.depths.push(self.depths[node]);
+                kept.laws.push(self.laws[node].take());
                 renamed[node + 1] = kept.len();
             }
         }

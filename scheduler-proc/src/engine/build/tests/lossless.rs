@@ -5,7 +5,7 @@ use super::*;
 const SHAPES: [Shape; 2] = [chain(4), (4, 4, 13)];
 
 /// Six requests with other options each, at one temperature.
-fn mixed(pair: Pair, temperature: f64) -> Vec<Ask> {
+pub(super) fn mixed(pair: Pair, temperature: f64) -> Vec<Ask> {
     let prompts = prompts(pair);
     let ask = |seed: u32, change: fn(&mut SamplingParams)| {
         let mut sampling =

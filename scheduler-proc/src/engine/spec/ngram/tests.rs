@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::batch::RowParams;
+use crate::engine::spec::DraftDraw;
 use crate::engine::spec::tree::Parent;
 use proptest::prelude::*;
 use proto::SamplingParams;
@@ -207,7 +208,15 @@ fn params() -> RowParams {
 }
 
 fn input<'a>(slot: EngineSlot, tokens: &'a [TokenId], params: &'a RowParams) -> DraftInput<'a> {
-    DraftInput { slot, tokens, prompt_len: tokens.len(), params, kv_slots: &[], limit: NO_LIMIT }
+    DraftInput {
+        slot,
+        tokens,
+        prompt_len: tokens.len(),
+        params,
+        kv_slots: &[],
+        limit: NO_LIMIT,
+        draw: DraftDraw::Shared,
+    }
 }
 
 fn draft(drafter: &mut NgramDrafter, slot: EngineSlot, tokens: &[TokenId]) -> DraftTree {

@@ -1,7 +1,9 @@
 //! A target that is a table, a loop that schedules, and draft workers of all sorts: what the engine's tests
 //! share.
 
+mod coupling;
 mod input_logprobs;
+mod law;
 mod lossless;
 mod steps;
 mod workers;
@@ -31,7 +33,11 @@ type Pool = Rc<RefCell<Vec<Option<(TokenId, usize)>>>>;
 /// where the contract says, or was made for another position, is noticed at once.
 pub(super) struct TableTarget {
     pool: Pool,
+    table: Table,
 }
+
+/// Logits after a path.
+type Table = fn(&[TokenId]) -> Vec<f32>;
 
 impl TableTarget {
     fn context(&self, row: &ForwardRow<'_>) -> Vec<TokenId> {
@@ -65,12 +71,12 @@ impl Target for TableTarget {
                     LogitRows::From(first) => index >= first,
                 };
                 if wanted {
-                    values.extend(table(&path));
+                    values.extend((self.table)(&path));
                 }
                 paths.push(path);
             }
         }
-        Ok((Logits { vocab_size: VOCAB, values }, ()))
+        Ok((Logits { vocab_size: (self.table)(&[0]).len(), values }, ()))
     }
 
     fn move_kv(&mut self, moves: &[(KvSlot, KvSlot)]) {
@@ -191,10 +197,14 @@ impl Running {
 }
 
 pub(super) fn engine(drafter: Option<Box<dyn Drafter>>) -> (SpecEngine<TableTarget>, Pool) {
+    engine_over(table, drafter)
+}
+
+fn engine_over(table: Table, drafter: Option<Box<dyn Drafter>>) -> (SpecEngine<TableTarget>, Pool) {
     let pool = Pool::new(RefCell::new(vec![None; POOL]));
-    let limits =
-        EngineLimits { kv_slots: POOL, context_len: 256, vocab_size: VOCAB, weight_bytes: 0, kv_bytes: 0 };
-    (SpecEngine::new(TableTarget { pool: pool.clone() }, limits, drafter), pool)
+    let vocab_size = table(&[0]).len();
+    let limits = EngineLimits { kv_slots: POOL, context_len: 256, vocab_size, weight_bytes: 0, kv_bytes: 0 };
+    (SpecEngine::new(TableTarget { pool: pool.clone(), table }, limits, drafter), pool)
 }
 
 /// Serves all requests to their end.
