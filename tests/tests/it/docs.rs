@@ -30,7 +30,8 @@ fn the_page_lists_every_metric_with_its_labels_and_nothing_else() {
     let mut listed = BTreeMap::new();
     for (series, cells) in rows(&page).filter(|(name, _)| name.starts_with("sglang:")) {
         let (name, labels) = series.split_once('{').unwrap_or((series, ""));
-        let labels: Vec<_> = labels.trim_end_matches('}').split(',').filter(|label| !label.is_empty()).collect();
+        let labels: Vec<_> =
+            labels.trim_end_matches('}').split(',').filter(|label| !label.is_empty()).collect();
         let whose = cells[cells.len() - 2];
         assert!(listed.insert(name, (labels, whose)).is_none(), "{name} stands twice");
     }
@@ -61,7 +62,8 @@ fn the_page_lists_every_acceptance_key_of_a_reply_and_nothing_else() {
     }
     let reply = EAGLE.server().generate(&ask(&EAGLE.prompts()[0], 20));
     let told = reply["meta_info"].as_object().unwrap();
-    let told: BTreeSet<&str> = told.keys().map(String::as_str).filter(|key| key.starts_with("spec_")).collect();
+    let told: BTreeSet<&str> =
+        told.keys().map(String::as_str).filter(|key| key.starts_with("spec_")).collect();
     assert_eq!(listed, told);
 }
 

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::support::{check_identities, output_ids};
-use crate::workers::{ALL, EAGLE, Worker, ask, assert_same, together, with};
+use crate::workers::{Worker, ask, assert_same, together, with};
 
 const EOS: u64 = 2;
 /// Answer tokens looked at, more than one block of any worker.
@@ -79,7 +79,9 @@ struct Case<'a> {
 
 impl Case<'_> {
     fn body(&self) -> Value {
-        let params = json!({"stop": self.ends.strings, "stop_token_ids": self.ends.tokens});
+        let params = json!({
+            "stop": self.ends.strings, "stop_token_ids": self.ends.tokens, "skip_special_tokens": false,
+        });
         with(ask(&self.whole.prompt, self.limit), params)
     }
 
@@ -100,10 +102,12 @@ fn check(worker: Worker, cases: &[Case<'_>]) {
     for cases in cases.chunks(8) {
         let bodies: Vec<Value> = cases.iter().map(Case::body).collect();
         let what = format!("{worker:?}");
-        let replies = together(&server, &bodies);
-        for ((case, reply), same) in cases.iter().zip(&replies).zip(together(&plain, &bodies)) {
-            case.check(reply, &what);
-            assert_same(reply, &same, &what);
+        for ((case, body), reply) in cases.iter().zip(&bodies).zip(together(&server, &bodies)) {
+            case.check(&reply, &what);
+            // Its text, too; a limit has no other text than its tokens.
+            if case.limit == WHOLE {
+                assert_same(&reply, &plain.generate(body), &what);
+            }
         }
     }
 }
@@ -113,79 +117,68 @@ fn around(whole: &Whole, at: usize, ends: Ends) -> impl Iterator<Item = Case<'_>
     [at, at + 1, at + 2, WHOLE].into_iter().map(move |limit| Case { whole, ends: ends.clone(), limit })
 }
 
-#[test]
-fn a_stop_token_ends_the_answer_anywhere_in_a_block() {
-    for worker in ALL {
-        let wholes = Whole::of(worker);
-        let at = |at: usize| {
-            let whole = &wholes[at % wholes.len()];
-            around(whole, at, Ends { tokens: vec![whole.ids[at]], ..Ends::default() })
-        };
-        check(worker, &(0..LOOKED_AT).flat_map(at).collect::<Vec<_>>());
-    }
+/// A stop token ends the answer anywhere in a block.
+pub(crate) fn stop_tokens(worker: Worker) {
+    let wholes = Whole::of(worker);
+    let at = |at: usize| {
+        let whole = &wholes[at % wholes.len()];
+        around(whole, at, Ends { tokens: vec![whole.ids[at]], ..Ends::default() })
+    };
+    check(worker, &(0..LOOKED_AT).flat_map(at).collect::<Vec<_>>());
 }
 
-#[test]
-fn a_stop_string_ends_the_answer_anywhere_in_a_block() {
-    for worker in ALL {
-        let wholes = Whole::of(worker);
-        let mut cases = Vec::new();
-        for whole in &wholes {
-            for at in 0..LOOKED_AT {
-                let strings = [whole.string(at).cloned(), whole.straddling(at)];
-                for string in strings.into_iter().flatten() {
-                    cases.extend(around(whole, at, Ends { strings: vec![string], ..Ends::default() }));
-                }
+/// So does a stop string, inside a token or across two.
+pub(crate) fn stop_strings(worker: Worker) {
+    let wholes = Whole::of(worker);
+    let mut cases = Vec::new();
+    for whole in &wholes {
+        for at in 0..LOOKED_AT {
+            let strings = [whole.string(at).cloned(), whole.straddling(at)];
+            for string in strings.into_iter().flatten() {
+                cases.extend(around(whole, at, Ends { strings: vec![string], ..Ends::default() }));
             }
         }
-        assert!(cases.len() >= 40, "only {} cases for {worker:?}", cases.len());
-        check(worker, &cases);
     }
+    assert!(cases.len() >= 40, "only {} cases for {worker:?}", cases.len());
+    check(worker, &cases);
 }
 
 /// At one token a string goes before an id; otherwise whichever comes first.
-#[test]
-fn of_several_ends_the_first_wins() {
-    for worker in ALL {
-        let wholes = Whole::of(worker);
-        let mut cases = Vec::new();
-        for whole in &wholes {
-            for at in (0..LOOKED_AT).filter(|&at| whole.string(at).is_some()) {
-                let strings = vec![whole.string(at).unwrap().clone()];
-                for other in [at.saturating_sub(1), at, at + 1] {
-                    let ends = Ends { tokens: vec![whole.ids[other]], strings: strings.clone() };
-                    cases.extend(around(whole, at, ends));
-                }
+pub(crate) fn several_ends(worker: Worker) {
+    let wholes = Whole::of(worker);
+    let mut cases = Vec::new();
+    for whole in &wholes {
+        for at in (0..LOOKED_AT).filter(|&at| whole.string(at).is_some()) {
+            let strings = vec![whole.string(at).unwrap().clone()];
+            for other in [at.saturating_sub(1), at, at + 1] {
+                let ends = Ends { tokens: vec![whole.ids[other]], strings: strings.clone() };
+                cases.extend(around(whole, at, ends));
             }
         }
-        check(worker, &cases);
     }
+    check(worker, &cases);
 }
 
-#[test]
-fn a_pattern_ends_the_answer_as_its_match_would() {
-    for worker in ALL {
-        let (server, plain) = (worker.server(), worker.plain());
-        for whole in Whole::of(worker) {
-            let stops = (0..LOOKED_AT).filter_map(|at| whole.string(at)).map(|text| text.trim());
-            for text in stops.filter(|text| text.chars().all(|c| c.is_ascii_alphanumeric())) {
-                let pattern = format!("({text}|never here)");
-                let body = with(ask(&whole.prompt, WHOLE), json!({"stop_regex": [pattern]}));
-                let reply = server.generate(&body);
-                assert_same(&reply, &plain.generate(&body), &format!("{pattern}, {worker:?}"));
-            }
+/// A pattern ends the answer as in plain decoding.
+pub(crate) fn stop_patterns(worker: Worker) {
+    let (server, plain) = (worker.server(), worker.plain());
+    for whole in Whole::of(worker) {
+        let stops = (0..LOOKED_AT).filter_map(|at| whole.string(at)).map(|text| text.trim());
+        for text in stops.filter(|text| text.chars().all(|c| c.is_ascii_alphanumeric())) {
+            let pattern = format!("({text}|never here)");
+            let body = with(ask(&whole.prompt, WHOLE), json!({"stop_regex": [pattern]}));
+            let reply = server.generate(&body);
+            assert_same(&reply, &plain.generate(&body), &format!("{pattern}, {worker:?}"));
         }
     }
 }
 
-#[test]
-fn an_answer_is_as_long_as_its_limit_from_nothing_on() {
-    for worker in ALL {
-        let wholes = Whole::of(worker);
-        let limits = 0..=worker.steps.max(8) + 2;
-        let cases = limits.map(|limit| Case { whole: &wholes[1], ends: Ends::default(), limit });
-        check(worker, &cases.collect::<Vec<_>>());
-    }
+/// An answer is as long as its limit, from nothing on.
+pub(crate) fn limits(worker: Worker) {
+    let wholes = Whole::of(worker);
+    let limits = 0..=worker.steps.max(8) + 2;
+    let cases = limits.map(|limit| Case { whole: &wholes[1], ends: Ends::default(), limit });
+    check(worker, &cases.collect::<Vec<_>>());
 }
 
 /// Bias that makes the end token the first choice at one position and at none before it, with that position.
@@ -212,47 +205,45 @@ fn bias_to_end(worker: Worker, prompt: &[u64]) -> (f64, usize) {
     found.unwrap_or_else(|| panic!("no position is near its end: {gaps:?}"))
 }
 
-#[test]
-fn the_end_token_ends_the_answer_unless_it_is_ignored_or_too_early() {
-    for worker in ALL {
-        let (server, plain) = (worker.server(), worker.plain());
-        for prompt in worker.prompts() {
-            let (bias, at) = bias_to_end(worker, &prompt);
-            let biased = |limit: usize, params: Value| {
-                let bias = json!({"logit_bias": {EOS.to_string(): bias}, "ignore_eos": false});
-                with(with(ask(&prompt, limit), bias), params)
-            };
-            let same = |body: &Value| {
-                let reply = server.generate(body);
-                assert_same(&reply, &plain.generate(body), &format!("{body} for {worker:?}"));
-                reply
-            };
-            for limit in [at + 1, at + 2, WHOLE] {
-                let reply = same(&biased(limit, json!({})));
-                assert_eq!(reply["meta_info"]["finish_reason"], json!({"type": "stop", "matched": EOS}));
-                assert_eq!(output_ids(&reply).len(), at + 1, "nothing comes behind the end");
-                assert_eq!(output_ids(&reply)[at], EOS);
-            }
-            let short = same(&biased(at, json!({})));
-            assert_eq!(short["meta_info"]["finish_reason"], json!({"type": "length", "length": at}));
-            let ignored = same(&biased(WHOLE, json!({"ignore_eos": true})));
-            assert_eq!((output_ids(&ignored).len(), output_ids(&ignored)[at]), (WHOLE, EOS));
-            let early = same(&biased(WHOLE, json!({"min_new_tokens": at + 2})));
-            assert!(output_ids(&early).len() >= at + 2 && !output_ids(&early)[..=at].contains(&EOS));
+/// The end token ends the answer, unless it is ignored or comes too early.
+pub(crate) fn end_token(worker: Worker) {
+    let (server, plain) = (worker.server(), worker.plain());
+    for prompt in worker.prompts() {
+        let (bias, at) = bias_to_end(worker, &prompt);
+        let biased = |limit: usize, params: Value| {
+            let bias = json!({"logit_bias": {EOS.to_string(): bias}, "ignore_eos": false});
+            with(with(ask(&prompt, limit), bias), params)
+        };
+        let same = |body: &Value| {
+            let reply = server.generate(body);
+            assert_same(&reply, &plain.generate(body), &format!("{body} for {worker:?}"));
+            reply
+        };
+        for limit in [at + 1, at + 2, WHOLE] {
+            let reply = same(&biased(limit, json!({})));
+            assert_eq!(reply["meta_info"]["finish_reason"], json!({"type": "stop", "matched": EOS}));
+            assert_eq!(output_ids(&reply).len(), at + 1, "nothing comes behind the end");
+            assert_eq!(output_ids(&reply)[at], EOS);
         }
+        let short = same(&biased(at, json!({})));
+        assert_eq!(short["meta_info"]["finish_reason"], json!({"type": "length", "length": at}));
+        let ignored = same(&biased(WHOLE, json!({"ignore_eos": true})));
+        assert_eq!((output_ids(&ignored).len(), output_ids(&ignored)[at]), (WHOLE, EOS));
+        let early = same(&biased(WHOLE, json!({"min_new_tokens": at + 2})));
+        assert!(output_ids(&early).len() >= at + 2 && !output_ids(&early)[..=at].contains(&EOS));
     }
 }
 
 /// The matched string stays when asked for, and what comes behind it does not.
-#[test]
-fn a_stop_that_is_kept_is_the_end_of_the_text() {
-    let (server, plain) = (EAGLE.server(), EAGLE.plain());
+pub(crate) fn kept_stops(worker: Worker) {
+    let (server, plain) = (worker.server(), worker.plain());
     let mut kept = 0;
-    for whole in Whole::of(EAGLE) {
-        for at in (0..LOOKED_AT).filter(|&at| whole.string(at).is_some()) {
-            let string = whole.string(at).unwrap();
-            let body =
-                with(ask(&whole.prompt, WHOLE), json!({"stop": [string], "no_stop_trim": true}));
+    for whole in Whole::of(worker) {
+        for string in (0..LOOKED_AT).filter_map(|at| whole.string(at)) {
+            let body = with(
+                ask(&whole.prompt, WHOLE),
+                json!({"stop": [string], "no_stop_trim": true, "skip_special_tokens": false}),
+            );
             let reply = server.generate(&body);
             assert_same(&reply, &plain.generate(&body), string);
             assert!(reply["text"].as_str().unwrap().ends_with(string.as_str()), "{string:?}: {reply}");

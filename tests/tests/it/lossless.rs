@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::{check_identities, number, output_ids, spec_counters};
-use crate::workers::{ALL, CONTEXT, NGRAM, Worker, ask, assert_same, ids, together, with};
+use crate::workers::{CONTEXT, Worker, ask, assert_same, ids, together, with};
 
 const LONG: usize = 40;
 
@@ -30,13 +30,13 @@ fn requests(worker: Worker) -> Vec<(&'static str, Value)> {
         ("greedy", logprobs(prompt(0))),
         ("greedy, prompt scored", from_start(logprobs(prompt(2)))),
         ("sampled", logprobs(with(prompt(1), warm(11)))),
-        ("filtered", with(prompt(2), json!({"temperature": 1.3, "top_k": 20, "top_p": 0.9, "sampling_seed": 4}))),
+        (
+            "filtered",
+            with(prompt(2), json!({"temperature": 1.3, "top_k": 20, "top_p": 0.9, "sampling_seed": 4})),
+        ),
         ("min_p", logprobs(with(prompt(3), json!({"temperature": 1.0, "min_p": 0.1, "sampling_seed": 9})))),
         ("biased", logprobs(with(prompt(1), json!({"logit_bias": {third.to_string(): -100, "7": 3.5}})))),
-        (
-            "penalised",
-            logprobs(with(prompt(0), json!({"frequency_penalty": 1.2, "presence_penalty": 0.6}))),
-        ),
+        ("penalised", logprobs(with(prompt(0), json!({"frequency_penalty": 1.2, "presence_penalty": 0.6})))),
         (
             "penalised and sampled",
             with(prompt(3), json!({"repetition_penalty": 1.3, "temperature": 0.7, "sampling_seed": 2})),
@@ -67,7 +67,8 @@ fn check_logprobs(reply: &Value, what: &str) {
     }
 }
 
-fn check(worker: Worker) {
+/// Every option alone, streamed, and in a batch of six.
+pub(crate) fn options(worker: Worker) {
     let (server, plain) = (worker.server(), worker.plain());
     let asked = requests(worker);
     let expected: Vec<Value> = asked.iter().map(|(_, body)| plain.generate(body)).collect();
@@ -90,124 +91,97 @@ fn check(worker: Worker) {
     }
 }
 
-#[test]
-fn every_option_gives_the_answer_of_plain_decoding_with_every_worker() {
-    ALL.into_iter().for_each(check);
-}
-
 /// A biased token never comes, at any position of any block.
-#[test]
-fn a_forbidden_token_never_appears() {
-    for worker in ALL {
-        let prompt = &worker.prompts()[0];
-        let frequent = output_ids(&worker.plain().generate(&ask(prompt, LONG)))[1];
-        for temperature in [0.0, 1.0] {
-            let params = json!({
-                "logit_bias": {frequent.to_string(): -100}, "max_new_tokens": 120, "temperature": temperature,
-                "sampling_seed": 3,
-            });
-            let told = output_ids(&worker.server().generate(&with(ask(prompt, 0), params)));
-            assert_eq!(told.len(), 120);
-            assert!(!told.contains(&frequent), "{worker:?} at {temperature}");
-        }
+pub(crate) fn forbidden_token(worker: Worker) {
+    let (server, plain) = (worker.server(), worker.plain());
+    let prompt = &worker.prompts()[0];
+    let frequent = output_ids(&plain.generate(&ask(prompt, LONG)))[1];
+    for temperature in [0.0, 1.0] {
+        let params = json!({
+            "logit_bias": {frequent.to_string(): -100}, "temperature": temperature, "sampling_seed": 3,
+        });
+        let told = output_ids(&server.generate(&with(ask(prompt, 120), params)));
+        assert_eq!(told.len(), 120);
+        assert!(!told.contains(&frequent), "{worker:?} at {temperature}");
     }
 }
 
 /// Copy `j` of a prompt draws with seed + j, in one request, as one of many, or alone.
-#[test]
-fn copies_are_the_requests_they_stand_for() {
-    for worker in ALL {
-        let (server, plain) = (worker.server(), worker.plain());
-        let prompt = worker.prompts().remove(1);
-        let sampled = |seed: u64| with(ask(&prompt, 24), json!({"temperature": 0.9, "sampling_seed": seed}));
-        let alone: Vec<Value> = (5..8).map(|seed| plain.generate(&sampled(seed))).collect();
-        let copies = server.generate(&with(sampled(5), json!({"n": 3})));
-        for (copy, alone) in copies.as_array().unwrap().iter().zip(&alone) {
-            assert_same(copy, alone, &format!("{worker:?}"));
-        }
-        let body = json!({
-            "model": "x", "prompt": prompt, "n": 3, "seed": 5, "temperature": 0.9, "max_tokens": 24, "ignore_eos": true,
-            "return_token_ids": true,
-        });
-        let choices = server.post("/v1/completions", &body).ok()["choices"].clone();
-        let told: Vec<_> = choices.as_array().unwrap().iter().map(|choice| ids(&choice["token_ids"])).collect();
-        assert_eq!(told, alone.iter().map(output_ids).collect::<Vec<_>>(), "{worker:?}");
+pub(crate) fn copies(worker: Worker) {
+    let (server, plain) = (worker.server(), worker.plain());
+    let prompt = worker.prompts().remove(1);
+    let sampled = |seed: u64| with(ask(&prompt, 24), json!({"temperature": 0.9, "sampling_seed": seed}));
+    let alone: Vec<Value> = (5..8).map(|seed| plain.generate(&sampled(seed))).collect();
+    let copies = server.generate(&with(sampled(5), json!({"n": 3})));
+    assert_eq!(copies.as_array().unwrap().len(), 3);
+    for (copy, alone) in copies.as_array().unwrap().iter().zip(&alone) {
+        assert_same(copy, alone, &format!("{worker:?}"));
     }
+    let body = json!({
+        "model": "x", "prompt": prompt, "n": 3, "seed": 5, "temperature": 0.9, "max_tokens": 24, "ignore_eos": true,
+        "return_token_ids": true,
+    });
+    let choices = server.post("/v1/completions", &body).ok()["choices"].clone();
+    let told: Vec<_> = choices.as_array().unwrap().iter().map(|choice| ids(&choice["token_ids"])).collect();
+    assert_eq!(told, alone.iter().map(output_ids).collect::<Vec<_>>(), "{worker:?}");
 }
 
 /// Rows that speculate and rows that do not, rows that end early and rows that come late: none sees the others.
-#[test]
-fn rows_of_a_changing_batch_are_as_alone() {
-    for worker in ALL {
-        let (server, plain) = (worker.server(), worker.plain());
-        let prompts = worker.prompts();
-        let body = |index: usize| {
-            let params = json!({"temperature": (index % 3) as f64 * 0.6, "sampling_seed": index});
-            let mut body = with(ask(&prompts[index % prompts.len()], 6 + 7 * (index % 5)), params);
-            body["speculative"] = json!(index % 4 != 3);
-            body
-        };
-        // More than run at once: the queue refills the batch as rows end.
-        let bodies: Vec<Value> = (0..14).map(body).collect();
-        let expected: Vec<_> = bodies.iter().map(|body| plain.generate(body)).collect();
-        for (index, (reply, expected)) in together(&server, &bodies).iter().zip(&expected).enumerate() {
-            assert_same(reply, expected, &format!("row {index} of {worker:?}"));
-        }
+pub(crate) fn changing_batch(worker: Worker) {
+    let (server, plain) = (worker.server(), worker.plain());
+    let prompts = worker.prompts();
+    let body = |index: usize| {
+        let params = json!({"temperature": (index % 3) as f64 * 0.6, "sampling_seed": index});
+        let mut body = with(ask(&prompts[index % prompts.len()], 6 + 7 * (index % 5)), params);
+        body["speculative"] = json!(index % 4 != 3);
+        body
+    };
+    // More than run at once: the queue refills the batch as rows end.
+    let bodies: Vec<Value> = (0..14).map(body).collect();
+    let expected: Vec<_> = bodies.iter().map(|body| plain.generate(body)).collect();
+    for (index, (reply, expected)) in together(&server, &bodies).iter().zip(&expected).enumerate() {
+        assert_same(reply, expected, &format!("row {index} of {worker:?}"));
     }
 }
 
 /// Prompts up to the last position: drafts are clipped, the answer ends with the context.
-#[test]
-fn an_answer_ends_with_the_context() {
-    for worker in ALL {
-        let (server, plain) = (worker.server(), worker.plain());
-        let period = worker.prompts().pop().unwrap();
-        let prompt: Vec<u64> = period.iter().copied().cycle().take(CONTEXT).collect();
-        for left in 1..=worker.steps.max(8) + 2 {
-            let body = with(ask(&prompt[..CONTEXT - left], 0), json!({"max_new_tokens": null}));
-            let what = format!("{left} tokens are left, {worker:?}");
-            let reply = server.generate(&body);
-            assert_same(&reply, &plain.generate(&body), &what);
-            assert_eq!(output_ids(&reply).len(), left, "{what}");
-            assert_eq!(reply["meta_info"]["finish_reason"]["type"], "length", "{what}");
-        }
-        let reply = server.post("/generate", &ask(&prompt, 1));
-        assert_eq!(reply.status, 400, "{worker:?}: {}", reply.body);
+pub(crate) fn context_end(worker: Worker) {
+    let (server, plain) = (worker.server(), worker.plain());
+    let period = worker.prompts().pop().unwrap();
+    let prompt: Vec<u64> = period.iter().copied().cycle().take(CONTEXT).collect();
+    for left in 1..=worker.steps.max(8) + 2 {
+        let body = with(ask(&prompt[..CONTEXT - left], 0), json!({"max_new_tokens": null}));
+        let what = format!("{left} tokens are left, {worker:?}");
+        let reply = server.generate(&body);
+        assert_same(&reply, &plain.generate(&body), &what);
+        assert_eq!(output_ids(&reply).len(), left, "{what}");
+        assert_eq!(reply["meta_info"]["finish_reason"]["type"], "length", "{what}");
     }
+    let reply = server.post("/generate", &ask(&prompt, 1));
+    assert_eq!(reply.status, 400, "{worker:?}: {}", reply.body);
 }
 
-/// The trie is shared, but what one request left in it cannot touch the answer of the next.
-#[test]
-fn what_the_trie_learned_from_others_changes_no_answer() {
-    let (server, plain) = (NGRAM.server(), NGRAM.plain());
-    let prompts = NGRAM.prompts();
-    for round in 0..3 {
-        for prompt in &prompts {
-            let body = with(ask(prompt, 30), json!({"temperature": 1.1, "sampling_seed": round}));
-            assert_same(&server.generate(&body), &plain.generate(&body), "sampled");
-            let reply = server.generate(&ask(prompt, 30));
-            assert_same(&reply, &plain.generate(&ask(prompt, 30)), "greedy");
-            // From the second time on the answer is known.
-            let spec = spec_counters(&reply["meta_info"]);
-            assert!(round == 0 || spec.accepted_drafts >= 15, "round {round}: {spec:?}");
-        }
+/// What a worker learned or cached from one run of a prompt changes no answer of the next, and does not make it guess
+/// worse: a draft model guesses exactly as before, n-grams know the answer.
+pub(crate) fn second_run(worker: Worker) {
+    let (server, plain) = (worker.server(), worker.plain());
+    let mut prompt = worker.prompts().pop().unwrap();
+    // A prompt of its own, so that the first run is the first.
+    prompt[0] = 77;
+    let expected = plain.generate(&ask(&prompt, LONG));
+    let runs = [(); 3].map(|()| server.generate(&ask(&prompt, LONG)));
+    runs.iter().for_each(|run| assert_same(run, &expected, &format!("{worker:?}")));
+    let [first, second, third] = &runs;
+    let cached = |reply: &Value| number(&reply["meta_info"], "cached_tokens");
+    assert_eq!(cached(first), 0, "{worker:?}");
+    assert!(cached(second) >= 32 && cached(second) < prompt.len() as u64, "{worker:?}");
+    let spec = |reply: &Value| spec_counters(&reply["meta_info"]);
+    if worker.is_ngram() {
+        assert!(spec(third).accepted_drafts >= 25, "{:?}", spec(third));
+    } else {
+        assert_eq!(spec(first), spec(second), "{worker:?}");
+        assert_eq!(spec(first), spec(third), "{worker:?}");
     }
-}
-
-/// A prompt that is cached is drafted for as well as one that is not, and answered the same.
-#[test]
-fn the_second_run_of_a_prompt_accepts_as_the_first() {
-    for worker in ALL.into_iter().filter(|worker| worker.algorithm != NGRAM.algorithm) {
-        let server = worker.server();
-        // A prompt of its own, so that the first run is the first.
-        let mut prompt = worker.prompts().pop().unwrap();
-        prompt[0] = 77;
-        let first = server.generate(&ask(&prompt, LONG));
-        let second = server.generate(&ask(&prompt, LONG));
-        assert_same(&second, &first, &format!("{worker:?}"));
-        let cached = |reply: &Value| number(&reply["meta_info"], "cached_tokens");
-        assert_eq!(cached(&first), 0, "{worker:?}");
-        assert!(cached(&second) >= 32 && cached(&second) < prompt.len() as u64, "{worker:?}");
-        assert_eq!(spec_counters(&first["meta_info"]), spec_counters(&second["meta_info"]), "{worker:?}");
-    }
+    let warm = with(ask(&prompt, 30), json!({"temperature": 1.1, "sampling_seed": 5}));
+    assert_same(&server.generate(&warm), &plain.generate(&warm), &format!("sampled, {worker:?}"));
 }

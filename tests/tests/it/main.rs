@@ -9,6 +9,7 @@ mod default_model;
 mod docs;
 mod ends;
 mod errors;
+mod every_worker;
 mod generate;
 mod golden_counts;
 mod lifecycle;

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use proto::SpecCounters;
 use serde_json::{Value, json};
-use tests::{Server, wait_until};
+use tests::{Metrics, Server, wait_until};
 
 use crate::golden_counts::Run;
-use crate::support::{number, output_ids, spec_counters};
-use crate::told::{Told, acceptance};
-use crate::workers::{ALL, EAGLE, EAGLE3, NGRAM, STANDALONE, Worker, ask, together, with};
+use crate::support::{number, output_ids};
+use crate::told::Told;
+use crate::workers::{EAGLE, NGRAM, Worker, ask, together, with};
 
 /// A server of its own, so that its counters are those of one test; one log line per decode step.
 fn start(worker: Worker) -> Server {
@@ -55,92 +55,80 @@ fn load(worker: Worker, server: &Server) -> Told {
     told
 }
 
-#[test]
-fn replies_metrics_and_server_info_agree() {
-    for worker in ALL {
-        let server = start(worker);
-        let average = || server.internal_state()["avg_spec_accept_length"].clone();
-        assert_eq!(average(), Value::Null, "{worker:?}: nothing is measured yet");
+/// One request after the other, then many at once, each told about in four places.
+pub(crate) fn agree(worker: Worker) {
+    let server = start(worker);
+    let average = || server.internal_state()["avg_spec_accept_length"].clone();
+    assert_eq!(average(), Value::Null, "{worker:?}: nothing is measured yet");
+    let mut told = Told::default();
+    told.add(&server.generate(&ask(&worker.prompts()[0], 3))["meta_info"]);
+    assert!(told.spec.verify_ct > 0);
+    assert_eq!(
+        average().as_f64(),
+        told.spec.accept_length(),
+        "known from the first verify step on, {worker:?}"
+    );
+    for prompt in worker.prompts() {
+        told.add(&server.generate(&ask(&prompt, 48))["meta_info"]);
+    }
+    check_lines(worker, &server, &told.spec);
+    check_depths(worker, &told.arrive_at(&server));
 
-        // Known from the first verify step on.
-        let mut told = Told::default();
-        told.add(&server.generate(&ask(&worker.prompts()[0], 3))["meta_info"]);
-        assert!(told.spec.verify_ct > 0);
-        assert_eq!(average().as_f64(), told.spec.accept_length(), "{worker:?}");
+    told.add_all(&load(worker, &server));
+    let metrics = told.arrive_at(&server);
+    assert_eq!(average().as_f64(), told.spec.accept_length(), "{worker:?}");
+    assert!(told.spec.accepted_drafts > 0, "{worker:?}");
+    // A decode step makes a token per row, and one per accepted draft.
+    let decoded = metrics.sum_with("sglang:realtime_tokens_total", &[("mode", "decode")]);
+    let without_drafts = 2.0 * (20.0 - 1.0);
+    let verified = (told.spec.verify_ct + told.spec.accepted_drafts) as f64;
+    assert_eq!(decoded, verified + without_drafts, "{worker:?}");
+    assert_eq!(metrics.sum("sglang:spec_num_steps"), worker.steps as f64);
+    assert_eq!(metrics.sum("sglang:spec_num_draft_tokens"), worker.width as f64);
+    let state = server.internal_state();
+    assert_eq!(number(&state, "speculative_num_steps") as usize, worker.steps);
+    assert_eq!(number(&state, "speculative_num_draft_tokens") as usize, worker.width);
+    assert_eq!(server.get("/server_info").ok()["speculative_algorithm"], worker.algorithm);
+}
 
-        let more = load(worker, &server);
-        told.requests += more.requests;
-        told.prompt_tokens += more.prompt_tokens;
-        told.completion_tokens += more.completion_tokens;
-        told.spec.add(&more.spec);
-        let metrics = told.arrive_at(&server);
-        assert_eq!(average().as_f64(), told.spec.accept_length(), "{worker:?}");
-        assert!(told.spec.accepted_drafts > 0, "{worker:?}");
-
-        // A decode step makes a token per row, and one per accepted draft.
-        let decoded = metrics.sum_with("sglang:realtime_tokens_total", &[("mode", "decode")]);
-        let plain_steps = 2.0 * (20.0 - 1.0);
-        assert_eq!(decoded, (told.spec.verify_ct + told.spec.accepted_drafts) as f64 + plain_steps, "{worker:?}");
-        assert_eq!(metrics.sum("sglang:spec_num_steps"), worker.steps as f64);
-        assert_eq!(metrics.sum("sglang:spec_num_draft_tokens"), worker.width as f64);
-        let state = server.internal_state();
-        assert_eq!(number(&state, "speculative_num_steps") as usize, worker.steps);
-        assert_eq!(number(&state, "speculative_num_draft_tokens") as usize, worker.width);
-        assert_eq!(server.get("/server_info").ok()["speculative_algorithm"], worker.algorithm);
+/// With a line per step, the lines of requests that ran alone are the steps behind their histograms; those of a
+/// reference run are its own, number by number.
+fn check_lines(worker: Worker, server: &Server, told: &SpecCounters) {
+    let complete = || decode_lines(server).len() as u64 == told.verify_ct;
+    assert!(wait_until(Duration::from_secs(5), complete), "{} lines, {told:?}", decode_lines(server).len());
+    let lines = decode_lines(server);
+    let mut logged = vec![0; told.acceptance_histogram.len()];
+    for (length, rate) in &lines {
+        logged[length.parse::<f64>().unwrap() as usize - 1] += 1;
+        assert!((0.0..=1.0).contains(&rate.parse::<f64>().unwrap()), "{rate}");
+    }
+    assert_eq!(logged, told.acceptance_histogram, "{worker:?}");
+    if let Some(steps) = reference(worker) {
+        let expected: Vec<_> =
+            steps.iter().map(|&(proposed, accepted)| printed(proposed, accepted)).collect();
+        assert_eq!(lines, expected, "{worker:?}");
     }
 }
 
-/// With a line per step, the lines of one request are its histogram in the order of its steps.
-#[test]
-fn decode_lines_tell_what_the_replies_tell() {
-    for worker in ALL {
-        let server = start(worker);
-        let mut told = SpecCounters::default();
-        for prompt in worker.prompts() {
-            told.add(&spec_counters(&server.generate(&ask(&prompt, 40))["meta_info"]));
-        }
-        let complete = || decode_lines(&server).len() as u64 == told.verify_ct;
-        assert!(wait_until(Duration::from_secs(5), complete), "{} lines, {told:?}", decode_lines(&server).len());
-        let mut logged = vec![0; told.acceptance_histogram.len()];
-        for (length, rate) in decode_lines(&server) {
-            let accepted = length.parse::<f64>().unwrap() as usize - 1;
-            logged[accepted] += 1;
-            assert!((0.0..=1.0).contains(&rate.parse::<f64>().unwrap()), "{rate}");
-        }
-        assert_eq!(logged, told.acceptance_histogram, "{worker:?}");
-    }
+/// Proposed and accepted drafts of every step that [`agree`] makes one after the other, where they are known.
+fn reference(worker: Worker) -> Option<Vec<(usize, usize)>> {
+    let runs = Run::chains(worker, worker.steps);
+    let known = worker.topk == 1 && !runs.is_empty();
+    let all = || runs[0].limited(3).into_iter().chain(runs.iter().flat_map(|run| run.limited(48)));
+    known.then(|| all().collect())
 }
 
-/// Step by step the reference's own numbers.
-#[test]
-fn decode_lines_and_counters_by_depth_are_the_references() {
-    for worker in [EAGLE, EAGLE3, STANDALONE] {
-        let server = start(worker);
-        let runs = Run::chains(worker, worker.steps);
-        let mut steps = Vec::new();
-        for run in &runs {
-            server.generate(&ask(&run.prompt, 48));
-            steps.extend(run.limited(48));
-        }
-        let expected: Vec<_> = steps.iter().map(|&(proposed, accepted)| printed(proposed, accepted)).collect();
-        assert!(wait_until(Duration::from_secs(5), || decode_lines(&server).len() == expected.len()));
-        assert_eq!(decode_lines(&server), expected, "{worker:?}");
-
-        let total = |of: fn(&(usize, usize)) -> usize| steps.iter().map(of).sum::<usize>() as f64;
-        let expected = [steps.len() as f64, total(|step| step.0), total(|step| step.1), total(|step| step.1)];
-        let arrived = wait_until(Duration::from_secs(5), || acceptance(&server.metrics()) == expected);
-        assert!(arrived, "{:?} is not {expected:?}", acceptance(&server.metrics()));
-        let metrics = server.metrics();
-        for depth in 0..worker.steps {
-            let label = depth.to_string();
-            let counted = |what: &str| {
-                let name = format!("sglang:spec_{what}_at_position_total");
-                metrics.sum_with(&name, &[("position", &label)])
-            };
-            let deep = |of: fn(&(usize, usize)) -> usize| steps.iter().filter(|step| of(step) > depth).count() as f64;
-            assert_eq!(counted("proposed"), deep(|step| step.0), "position {depth}, {worker:?}");
-            assert_eq!(counted("accepted"), deep(|step| step.1), "position {depth}, {worker:?}");
-        }
+fn check_depths(worker: Worker, metrics: &Metrics) {
+    let Some(steps) = reference(worker) else { return };
+    for depth in 0..worker.steps {
+        let label = depth.to_string();
+        let counted = |what: &str| {
+            metrics.sum_with(&format!("sglang:spec_{what}_at_position_total"), &[("position", &label)])
+        };
+        let deep =
+            |of: fn(&(usize, usize)) -> usize| steps.iter().filter(|step| of(step) > depth).count() as f64;
+        assert_eq!(counted("proposed"), deep(|step| step.0), "position {depth}, {worker:?}");
+        assert_eq!(counted("accepted"), deep(|step| step.1), "position {depth}, {worker:?}");
     }
 }
 
@@ -170,7 +158,9 @@ fn an_idle_server_shows_no_load() {
         let done = || server.metrics().sum("sglang:num_requests_total") == 1.0;
         assert!(wait_until(Duration::from_secs(5), done));
         let metrics = server.metrics();
-        for gauge in ["num_running_reqs", "num_queue_reqs", "gen_throughput", "decode_sum_seq_lens", "token_usage"] {
+        for gauge in
+            ["num_running_reqs", "num_queue_reqs", "gen_throughput", "decode_sum_seq_lens", "token_usage"]
+        {
             assert_eq!(metrics.sum(&format!("sglang:{gauge}")), 0.0, "{gauge}");
         }
         assert_eq!(metrics.sum("sglang:spec_accept_length"), 0.0);

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use tests::Server;
 
 use crate::support::{number, output_ids, spec_counters};
-use crate::workers::{ALL, EAGLE, NGRAM, STANDALONE, Worker, ask, ids, together};
+use crate::workers::{EAGLE, NGRAM, STANDALONE, Worker, ask, ids, together};
 
 const MAX_TOKENS: usize = 40;
 
@@ -96,12 +96,10 @@ fn check(spec: &Value, most: usize, what: &str) {
 }
 
 /// Every setting on every route, all of them at once.
-fn check_worker(worker: Worker) {
-    let (server, prompts) = (worker.server(), worker.prompts());
-    let plain: Vec<_> = prompts
-        .iter()
-        .map(|prompt| output_ids(&worker.plain().generate(&ask(prompt, MAX_TOKENS))))
-        .collect();
+pub(crate) fn settings_in_a_batch(worker: Worker) {
+    let (server, plain, prompts) = (worker.server(), worker.plain(), worker.prompts());
+    let plain: Vec<_> =
+        prompts.iter().map(|prompt| output_ids(&plain.generate(&ask(prompt, MAX_TOKENS)))).collect();
     let asked: Vec<_> = ROUTES
         .into_iter()
         .flat_map(|route| settings().map(|(speculative, most)| (route, speculative, most)))
@@ -124,11 +122,6 @@ fn check_worker(worker: Worker) {
         assert_eq!(told.ids, plain[*prompt], "{what}");
         check(&told.spec, (*most).min(worker.nodes()), &what);
     }
-}
-
-#[test]
-fn every_worker_honours_what_each_request_allows_in_a_mixed_batch() {
-    ALL.into_iter().for_each(check_worker);
 }
 
 /// A chain proposes exactly what is allowed, but for the end of the answer.

@@ -1,14 +1,12 @@
 //! Memory under speculation: drafts that are refused leave nothing behind, whatever the page size, and a request that
 //! loses its memory comes back with the same answer and the same books.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
-use tests::{Server, wait_until};
+use tests::Server;
 
 use crate::support::{check_identities, number, output_ids};
 use crate::told::{Told, acceptance};
-use crate::workers::{ALL, NGRAM, ask, assert_same, ids, together, with};
+use crate::workers::{EAGLE, EAGLE_TREE, Worker, ask, assert_same, together, with};
 
 /// Slots that are used, cached and free.
 fn slots(server: &Server) -> (u64, u64, u64) {
@@ -19,110 +17,108 @@ fn slots(server: &Server) -> (u64, u64, u64) {
     (used, cached, free)
 }
 
+/// Prompts and limits that leave pages part full and cut blocks.
+fn ragged() -> Vec<Value> {
+    let body = |index: u64| {
+        let prompt: Vec<u64> = (0..(index * 7) % 50 + 1).map(|at| 5 + (at * 31 + index) % 490).collect();
+        ask(&prompt, 1 + (index as usize * 5) % 33)
+    };
+    (0..12).map(body).collect()
+}
+
+/// A pool for two of eight requests, in pages: they lose their memory again and again, end with the same answers and
+/// the right counts, and give every slot back.
+pub(crate) fn small_pool(worker: Worker) {
+    let plain = worker.plain();
+    let room = ["--max-total-tokens", "320", "--max-running-requests", "6"];
+    let server = Server::start(worker.options().with(&room));
+    let all = slots(&server).2;
+    let mut told = Told::default();
+    together(&server, &ragged()).iter().for_each(|reply| told.add(&reply["meta_info"]));
+    let prompts = worker.prompts();
+    let body = |index: usize| {
+        let params = json!({"temperature": (index % 2) as f64 * 0.8, "sampling_seed": index});
+        with(ask(&prompts[index % prompts.len()], 150), params)
+    };
+    let bodies: Vec<Value> = (0..8).map(body).collect();
+    let mut retractions = 0;
+    for (body, reply) in bodies.iter().zip(together(&server, &bodies)) {
+        let what = format!("{body} for {worker:?}");
+        assert_same(&reply, &plain.generate(body), &what);
+        let meta = &reply["meta_info"];
+        assert!(number(meta, "cached_tokens") <= number(meta, "prompt_tokens"), "{what}: {meta}");
+        retractions += number(meta, "num_retractions");
+        told.add(meta);
+    }
+    assert!(retractions > 0, "nothing was retracted, {worker:?}");
+    let metrics = told.arrive_at(&server);
+    assert_eq!(metrics.sum("sglang:num_retracted_requests_total"), retractions as f64);
+    let (used, cached, _) = slots(&server);
+    assert!(used == 0 && cached > 0, "{used} used, {cached} cached, {worker:?}");
+    assert_eq!(server.post("/flush_cache", &json!({})).status, 200);
+    assert_eq!(slots(&server), (0, 0, all), "{worker:?}");
+}
+
 #[test]
 fn all_slots_come_back_at_every_page_size() {
-    for worker in ALL {
-        for page in ["1", "16", "64"] {
-            let server = Server::start(worker.options().with(&["--page-size", page]));
-            let all = slots(&server).2;
-            // Lengths that leave pages part full, limits that cut blocks.
-            let bodies: Vec<Value> = (0..12)
-                .map(|index| {
-                    let prompt: Vec<u64> = (0..(index * 7) % 50 + 1).map(|at| 5 + (at * 31 + index) % 490).collect();
-                    ask(&prompt, 1 + (index as usize * 5) % 33)
-                })
-                .collect();
-            together(&server, &bodies).iter().for_each(|reply| check_identities(&reply["meta_info"]));
-            let (used, cached, _) = slots(&server);
-            assert!(used == 0 && cached > 0, "{used} used, {cached} cached with pages of {page}, {worker:?}");
-            assert_eq!(server.post("/flush_cache", &json!({})).status, 200);
-            assert_eq!(slots(&server), (0, 0, all), "pages of {page}, {worker:?}");
-        }
+    for page in ["1", "16", "64"] {
+        let server = Server::start(EAGLE_TREE.options().with(&["--page-size", page]));
+        let all = slots(&server).2;
+        together(&server, &ragged()).iter().for_each(|reply| check_identities(&reply["meta_info"]));
+        let (used, cached, _) = slots(&server);
+        assert!(used == 0 && cached > 0, "{used} used, {cached} cached with pages of {page}");
+        assert_eq!(server.post("/flush_cache", &json!({})).status, 200);
+        assert_eq!(slots(&server), (0, 0, all), "pages of {page}");
     }
 }
 
-/// The cache holds the prompt and the delivered answer but for its last token, which never ran.
-#[test]
-fn a_second_turn_finds_exactly_what_was_said() {
-    for worker in ALL.into_iter().filter(|worker| worker.page_size == "1") {
-        let server = worker.server();
-        let mut prompt = worker.prompts().pop().unwrap();
-        prompt[0] = 79;
-        for limit in [7, 12, 25] {
-            prompt[1] = 100 + limit as u64;
-            let first = server.generate(&ask(&prompt, limit));
-            let turn = [prompt.clone(), output_ids(&first), vec![9, 4, 7]].concat();
-            let second = server.generate(&ask(&turn, 20));
-            let cached = number(&second["meta_info"], "cached_tokens") as usize;
-            assert_eq!(cached, prompt.len() + limit - 1, "limit {limit}, {worker:?}");
-            assert_same(&second, &worker.plain().generate(&ask(&turn, 20)), &format!("{worker:?}"));
-        }
-    }
-}
-
-/// A pool for two of eight requests: they lose their memory again and again.
-#[test]
-fn retracted_requests_end_with_the_same_answers_and_right_counts() {
-    for worker in ALL {
-        let options = worker.options().with(&["--max-total-tokens", "320", "--max-running-requests", "6"]);
-        let server = Server::start(options);
-        let prompts = worker.prompts();
-        let body = |index: usize| {
-            let params = json!({"temperature": (index % 2) as f64 * 0.8, "sampling_seed": index});
-            with(ask(&prompts[index % prompts.len()], 110), params)
-        };
-        let bodies: Vec<Value> = (0..8).map(body).collect();
-        let mut told = Told::default();
-        let mut retractions = 0;
-        for (body, reply) in bodies.iter().zip(together(&server, &bodies)) {
-            let what = format!("{body} for {worker:?}");
-            assert_same(&reply, &worker.plain().generate(body), &what);
-            let meta = &reply["meta_info"];
-            assert!(number(meta, "cached_tokens") <= number(meta, "prompt_tokens"), "{what}: {meta}");
-            retractions += number(meta, "num_retractions");
-            told.add(meta);
-        }
-        assert!(retractions > 0, "nothing was retracted, {worker:?}");
-        told.arrive_at(&server);
-        assert_eq!(server.metrics().sum("sglang:num_retracted_requests_total"), retractions as f64);
-        assert_eq!(slots(&server).0, 0, "{worker:?}");
+/// The cache holds the prompt and the delivered answer but for its last token, which never ran, in whole pages.
+pub(crate) fn second_turn(worker: Worker) {
+    let (server, plain) = (worker.server(), worker.plain());
+    let mut prompt = worker.prompts().pop().unwrap();
+    prompt[0] = 79;
+    for limit in [7, 12, 25] {
+        prompt[1] = 100 + limit as u64;
+        let first = server.generate(&ask(&prompt, limit));
+        let turn = [prompt.clone(), output_ids(&first), vec![9, 4, 7]].concat();
+        let second = server.generate(&ask(&turn, 20));
+        let cached = number(&second["meta_info"], "cached_tokens") as usize;
+        let ran = prompt.len() + limit - 1;
+        let page: usize = worker.page_size.parse().unwrap();
+        assert_eq!(cached, ran / page * page, "limit {limit}, {worker:?}");
+        assert_same(&second, &plain.generate(&ask(&turn, 20)), &format!("{worker:?}"));
     }
 }
 
 /// Requests that share a prefix, some of them cut off in the middle of a block: what they leave in the cache is right.
-#[test]
-fn cut_off_requests_leave_a_cache_that_others_can_use() {
-    for worker in [NGRAM, ALL[0], ALL[1]] {
-        let server = worker.server();
-        let prompt = worker.prompts().pop().unwrap();
-        let expected = worker.plain().generate(&ask(&prompt, 60));
-        for round in 0..10 {
-            let mut long = with(ask(&prompt, 400), json!({"stream_interval": 1}));
-            long["stream"] = json!(true);
-            let mut streams: Vec<_> = (0..3).map(|_| server.stream("/generate", &long)).collect();
-            for stream in &mut streams {
-                // As many chunks as there are, if fewer.
-                let _ = (0..=round).map_while(|_| stream.next()).count();
-            }
-            drop(streams);
-            assert_same(&server.generate(&ask(&prompt, 60)), &expected, &format!("round {round}, {worker:?}"));
+pub(crate) fn cut_off(worker: Worker) {
+    let (server, plain) = (worker.server(), worker.plain());
+    let prompt = worker.prompts().pop().unwrap();
+    let expected = plain.generate(&ask(&prompt, 60));
+    for round in 0..6 {
+        let mut long = with(ask(&prompt, 400), json!({"stream_interval": 1}));
+        long["stream"] = json!(true);
+        let mut streams: Vec<_> = (0..3).map(|_| server.stream("/generate", &long)).collect();
+        for stream in &mut streams {
+            // As many chunks as there are, if fewer.
+            let _ = (0..=round).map_while(|_| stream.next()).count();
         }
-        assert_eq!(ids(&expected["output_ids"]).len(), 60);
-        let gone = wait_until(Duration::from_secs(5), || server.requests_held() == 0);
-        assert!(gone, "cut off requests run on: {}", server.internal_state());
+        drop(streams);
+        assert_same(&server.generate(&ask(&prompt, 60)), &expected, &format!("round {round}, {worker:?}"));
     }
 }
 
 /// A stop cuts a block: the drafts behind it are counted as accepted, not as delivered.
 #[test]
 fn what_a_stop_cuts_off_is_accepted_but_not_delivered() {
-    let worker = ALL[0];
-    let server = Server::start(worker.options());
+    let (server, plain) = (Server::start(EAGLE.options()), EAGLE.plain());
     let mut told = Told::default();
-    for prompt in worker.prompts() {
-        let whole = output_ids(&worker.plain().generate(&ask(&prompt, 20)));
+    for prompt in EAGLE.prompts() {
+        let whole = output_ids(&plain.generate(&ask(&prompt, 20)));
         for stop in &whole[1..16] {
-            told.add(&server.generate(&with(ask(&prompt, 60), json!({"stop_token_ids": [stop]})))["meta_info"]);
+            told.add(
+                &server.generate(&with(ask(&prompt, 60), json!({"stop_token_ids": [stop]})))["meta_info"],
+            );
         }
     }
     told.arrive_at(&server);

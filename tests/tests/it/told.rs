@@ -26,6 +26,13 @@ impl Told {
         self.spec.add(&spec_counters(meta));
     }
 
+    pub(crate) fn add_all(&mut self, more: &Self) {
+        self.requests += more.requests;
+        self.prompt_tokens += more.prompt_tokens;
+        self.completion_tokens += more.completion_tokens;
+        self.spec.add(&more.spec);
+    }
+
     /// Verify steps, proposed, accepted and delivered drafts.
     pub(crate) fn acceptance(&self) -> [f64; 4] {
         let SpecCounters { verify_ct, proposed_drafts, accepted_drafts, delivered_drafts, .. } = self.spec;

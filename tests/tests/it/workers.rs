@@ -1,5 +1,5 @@
 //! Owns the tiny models of the golden files as servers: every draft worker, in chains and trees, beside plain decoding
-//! of the same target.
+//! of the same target. Chains lie on single slots, trees on pages.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -45,12 +45,8 @@ const TREE: Worker = Worker { steps: 4, topk: 4, width: 13, page_size: "16", ..E
 pub(crate) const EAGLE_TREE: Worker = TREE;
 pub(crate) const EAGLE3_TREE: Worker =
     Worker { algorithm: "EAGLE3", target: "eagle3-tiny", draft: EAGLE3.draft, ..TREE };
-const STANDALONE_TREE: Worker =
+pub(crate) const STANDALONE_TREE: Worker =
     Worker { steps: 3, topk: 2, width: 7, page_size: "16", ..STANDALONE };
-
-/// Every worker there is; chains on single slots, trees on pages.
-pub(crate) const ALL: [Worker; 7] =
-    [EAGLE, EAGLE_TREE, EAGLE3, EAGLE3_TREE, STANDALONE, STANDALONE_TREE, NGRAM];
 
 fn fixtures() -> PathBuf {
     tests::repository().join("tests/fixtures/golden")
@@ -74,8 +70,12 @@ fn tiny(target: &str) -> ServerOptions {
 impl Worker {
     /// The flags of a server with this worker; tests may add to them.
     pub(crate) fn options(&self) -> ServerOptions {
-        let options = tiny(self.target)
-            .with(&["--speculative-algorithm", self.algorithm, "--page-size", self.page_size]);
+        let options = tiny(self.target).with(&[
+            "--speculative-algorithm",
+            self.algorithm,
+            "--page-size",
+            self.page_size,
+        ]);
         let Some(draft) = self.draft else { return options };
         let draft = fixtures().join(draft);
         let [steps, topk, width] = [self.steps, self.topk, self.width].map(|number| number.to_string());
@@ -108,6 +108,11 @@ impl Worker {
     /// The same worker with chains of another depth.
     pub(crate) fn of_depth(self, steps: usize) -> Self {
         Self { steps, topk: 1, width: steps + 1, ..self }
+    }
+
+    /// Whether it drafts from what it saw, without a model.
+    pub(crate) fn is_ngram(&self) -> bool {
+        self.draft.is_none()
     }
 
     /// Drafts of one verify step at most.
@@ -150,8 +155,7 @@ pub(crate) fn with(mut body: Value, params: Value) -> Value {
 /// All requests at once, answers in order.
 pub(crate) fn together(server: &Server, bodies: &[Value]) -> Vec<Value> {
     std::thread::scope(|scope| {
-        let running: Vec<_> =
-            bodies.iter().map(|body| scope.spawn(move || server.generate(body))).collect();
+        let running: Vec<_> = bodies.iter().map(|body| scope.spawn(move || server.generate(body))).collect();
         running.into_iter().map(|one| one.join().unwrap()).collect()
     })
 }
@@ -164,12 +168,9 @@ pub(crate) fn assert_same(drafted: &Value, plain: &Value, what: &str) {
     for key in ["finish_reason", "prompt_tokens", "completion_tokens"] {
         assert_eq!(drafted[key], plain[key], "{key} of {what}");
     }
-    for key in [
-        "input_token_logprobs",
-        "output_token_logprobs",
-        "output_top_logprobs",
-        "output_token_ids_logprobs",
-    ] {
+    for key in
+        ["input_token_logprobs", "output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs"]
+    {
         assert_close(&drafted[key], &plain[key], &format!("{key} of {what}"));
     }
 }
