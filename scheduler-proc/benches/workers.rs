@@ -40,20 +40,20 @@ struct Worker {
     spec: Option<SpecConfig>,
 }
 
-/// What decode steps took, and what they made.
-#[derive(Debug, Clone, Default)]
-struct Sums {
-    steps: usize,
+/// What decode steps took, one by one, and what they made.
+#[derive(Debug, Default)]
+struct Steps {
+    parts: Vec<StepTiming>,
+    /// Seconds of the scheduler's whole turn around the step.
+    walls: Vec<f64>,
     tokens: usize,
-    wall: f64,
-    parts: StepTiming,
     spec: SpecCounters,
 }
 
 /// Notes the steps of an engine in which every row decodes.
 struct Noted {
     inner: Box<dyn Engine>,
-    sums: Rc<RefCell<Sums>>,
+    steps: Rc<RefCell<Steps>>,
 }
 
 /// Neighbours that take everything, as bytes.
@@ -65,7 +65,7 @@ struct Sink {
 
 fn main() {
     println!(
-        "{:22} {:>5} {:>7} | per decode step, us: {:>7} {:>7} {:>7} {:>7} {:>7} | {:>9}",
+        "{:24} {:>5} {:>7} | per decode step, us: {:>7} {:>7} {:>7} {:>7} {:>7} | {:>9}",
         "tiny models, float32", "batch", "accept", "draft", "extend", "verify", "host", "all", "us/token"
     );
     for worker in workers() {
@@ -135,48 +135,48 @@ impl Worker {
     }
 }
 
-/// The quickest of many rounds: others use this machine too.
-fn measure(worker: &Worker, batch: usize) -> Sums {
+/// Single steps over many rounds: their medians hold on a machine that others use, too.
+fn measure(worker: &Worker, batch: usize) -> Steps {
     let config = Arc::new(worker.config());
-    let sums = Rc::new(RefCell::new(Sums::default()));
+    let steps = Rc::new(RefCell::new(Steps::default()));
     let inner = build(&config, &mut |_, _| {}).expect("the tiny models load");
-    let engine = Noted { inner, sums: Rc::clone(&sums) };
+    let engine = Noted { inner, steps: Rc::clone(&steps) };
     let metrics =
         SchedulerMetrics::new(&config, None).expect("without --enable-metrics nothing is registered");
     let mut scheduler = Scheduler::new(Arc::clone(&config), engine, Sink::default(), None, metrics);
     let prompts = worker.prompts();
-    let mut rounds = Vec::with_capacity(ROUNDS);
-    for round in 0..ROUNDS {
-        *sums.borrow_mut() = Sums::default();
+    for round in 0..=ROUNDS {
         // Prompts of all lengths, one after the other or all at once.
         for (index, prompts) in prompts.chunks(batch).enumerate() {
             for (at, prompt) in prompts.iter().enumerate() {
                 let rid = format!("{round}-{index}-{at}");
-                tell(&mut scheduler, ToScheduler::Generate(Box::new(request(rid, prompt.clone()))));
+                tell(&mut scheduler, ToScheduler::Generate(Box::new(request(&rid, prompt.clone()))));
             }
-            run(&mut scheduler, &sums);
+            run(&mut scheduler, &steps);
         }
         // What this round left in caches and tries would make the next one another.
         tell(&mut scheduler, ToScheduler::FlushCache(FlushCacheReqInput { id: 0, timeout_s: 0.0 }));
-        rounds.push(sums.borrow().clone());
+        // The first warms up.
+        if round == 0 {
+            *steps.borrow_mut() = Steps::default();
+        }
     }
-    let quicker = |a: &Sums, b: &Sums| (a.wall / a.steps as f64).total_cmp(&(b.wall / b.steps as f64));
-    rounds.into_iter().min_by(quicker).expect("there are rounds")
+    steps.take()
 }
 
 fn tell(scheduler: &mut Scheduler<Noted, Sink>, message: ToScheduler) {
     scheduler.handle(Event::Tokenizer(LinkEvent::Message { seq: 0, message }));
 }
 
-fn run(scheduler: &mut Scheduler<Noted, Sink>, sums: &RefCell<Sums>) {
+fn run(scheduler: &mut Scheduler<Noted, Sink>, steps: &RefCell<Steps>) {
     loop {
-        let before = sums.borrow().steps;
+        let before = steps.borrow().parts.len();
         let start = Instant::now();
         let worked = scheduler.step().expect("the engine does not break");
         let wall = start.elapsed().as_secs_f64();
-        let mut sums = sums.borrow_mut();
-        if sums.steps > before {
-            sums.wall += wall;
+        let mut steps = steps.borrow_mut();
+        if steps.parts.len() > before {
+            steps.walls.push(wall);
         }
         if !worked {
             return;
@@ -184,9 +184,9 @@ fn run(scheduler: &mut Scheduler<Noted, Sink>, sums: &RefCell<Sums>) {
     }
 }
 
-fn request(rid: String, input_ids: Vec<TokenId>) -> TokenizedGenerateReqInput {
+fn request(rid: &str, input_ids: Vec<TokenId>) -> TokenizedGenerateReqInput {
     TokenizedGenerateReqInput {
-        rid: rid.as_str().into(),
+        rid: rid.into(),
         input_ids,
         output_ids: Vec::new(),
         spec: SpecCounters::default(),
@@ -207,22 +207,27 @@ fn request(rid: String, input_ids: Vec<TokenId>) -> TokenizedGenerateReqInput {
     }
 }
 
-fn report(worker: &Worker, batch: usize, sums: &Sums) {
-    let per_step = |seconds: f64| seconds / sums.steps as f64 * 1e6;
-    let StepTiming { draft, extend, forward, .. } = sums.parts;
-    let host = sums.wall - draft - extend - forward;
-    let length = sums.spec.accept_length().unwrap_or(1.0);
+fn report(worker: &Worker, batch: usize, steps: &Steps) {
+    let part = |of: fn(&StepTiming) -> f64| median(steps.parts.iter().map(of)) * 1e6;
+    let engine = |parts: &StepTiming| parts.draft + parts.extend + parts.forward;
+    let host = median(steps.walls.iter().zip(&steps.parts).map(|(wall, parts)| wall - engine(parts))) * 1e6;
+    let wall = median(steps.walls.iter().copied()) * 1e6;
     println!(
-        "{:22} {batch:5} {length:7.2} | {:20} {:7.0} {:7.0} {:7.0} {:7.0} {:7.0} | {:9.1}",
+        "{:24} {batch:5} {:7.2} | {:20} {:7.0} {:7.0} {:7.0} {host:7.0} {wall:7.0} | {:9.1}",
         worker.name,
+        steps.spec.accept_length().unwrap_or(1.0),
         "",
-        per_step(draft),
-        per_step(extend),
-        per_step(forward),
-        per_step(host),
-        per_step(sums.wall),
-        sums.wall / sums.tokens as f64 * 1e6,
+        part(|parts| parts.draft),
+        part(|parts| parts.extend),
+        part(|parts| parts.forward),
+        wall * steps.walls.len() as f64 / steps.tokens as f64,
     );
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 /// A chain takes the argmax; a tree needs probabilities and the best of them, also where it is one wide.
@@ -267,12 +272,11 @@ impl Engine for Noted {
     fn step(&mut self, batch: &Batch<'_>) -> Result<StepOutput, EngineError> {
         let output = self.inner.step(batch)?;
         if !batch.rows.iter().any(|row| row.kind == RowKind::Extend) {
-            let mut sums = self.sums.borrow_mut();
-            sums.steps += 1;
-            sums.tokens += output.rows.iter().map(|row| row.tokens.len()).sum::<usize>();
-            sums.parts.add(&output.timing);
+            let mut steps = self.steps.borrow_mut();
+            steps.tokens += output.rows.iter().map(|row| row.tokens.len()).sum::<usize>();
+            steps.parts.push(output.timing);
             for verify in output.rows.iter().filter_map(|row| row.verify.as_ref()) {
-                sums.spec.record(verify.proposed(), verify.accepted, verify.accepted);
+                steps.spec.record(verify.proposed(), verify.accepted, verify.accepted);
             }
         }
         Ok(output)

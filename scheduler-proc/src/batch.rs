@@ -107,14 +107,6 @@ impl StepTiming {
     pub fn total(&self) -> f64 {
         self.draft + self.extend + self.forward + self.choose
     }
-
-    /// Adds another step's time.
-    pub fn add(&mut self, other: &Self) {
-        self.draft += other.draft;
-        self.extend += other.extend;
-        self.forward += other.forward;
-        self.choose += other.choose;
-    }
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]

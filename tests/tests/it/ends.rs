@@ -234,19 +234,23 @@ pub(crate) fn end_token(worker: Worker) {
     }
 }
 
-/// The matched string stays when asked for, and what comes behind it does not.
+/// The matched string stays when asked for, and what comes behind it does not: neither text, nor ids, nor their
+/// log-probabilities.
 pub(crate) fn kept_stops(worker: Worker) {
     let (server, plain) = (worker.server(), worker.plain());
     let mut kept = 0;
     for whole in Whole::of(worker) {
         for string in (0..LOOKED_AT).filter_map(|at| whole.string(at)) {
-            let body = with(
+            let mut body = with(
                 ask(&whole.prompt, WHOLE),
                 json!({"stop": [string], "no_stop_trim": true, "skip_special_tokens": false}),
             );
+            body["return_logprob"] = json!(true);
             let reply = server.generate(&body);
             assert_same(&reply, &plain.generate(&body), string);
             assert!(reply["text"].as_str().unwrap().ends_with(string.as_str()), "{string:?}: {reply}");
+            let scored = reply["meta_info"]["output_token_logprobs"].as_array().unwrap();
+            assert_eq!(scored.len(), output_ids(&reply).len(), "{reply}");
             kept += 1;
         }
     }
