@@ -23,8 +23,9 @@ build: libtorch ## build every binary in release mode
 test: build model ## unit, golden and end-to-end tests
 	$(CARGO) test --release --workspace
 
-bench: build model ## speed of the default model, with and without speculation
+bench: build model ## speed of the default model with and without speculation, and of every draft worker's steps
 	$(CARGO) bench --package tests
+	$(CARGO) bench --package scheduler-proc --bench workers
 
 lint: libtorch ## formatting, clippy without warnings, file sizes
 	$(CARGO) fmt --all --check

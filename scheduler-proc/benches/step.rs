@@ -2,17 +2,19 @@
 //!
 //! usage: cargo bench -p scheduler-proc --bench step [-- GGUF [THREADS [float32]]]
 
-use std::path::PathBuf;
-use std::time::Instant;
+mod common;
 
-use proto::{Dtype, ServeConfig};
+use std::path::PathBuf;
+
+use proto::{Dtype, ServeConfig, Weights};
 use scheduler_proc::engine::model::TargetModel;
 use scheduler_proc::engine::target::{ForwardRow, LogitRows};
 use tch::{Device, Kind, Tensor};
 
+use crate::common::best;
+
 const CONTEXT: usize = 500;
 const PREFILL: usize = 512;
-const SECONDS: f64 = 3.0;
 
 struct Options {
     gguf: PathBuf,
@@ -46,29 +48,10 @@ fn options() -> Options {
 }
 
 fn config(options: &Options) -> ServeConfig {
-    let dtype = if options.dtype == Dtype::Float32 { "float32" } else { "bfloat16" };
-    serde_json::from_value(serde_json::json!({
-        "run_dir": "",
-        "server": {
-            "host": "", "port": 0, "served_model_name": "", "api_key": null, "enable_metrics": false,
-            "enable_cache_report": false, "stream_interval": 1, "incremental_streaming_output": false,
-            "skip_tokenizer_init": true, "max_queued_requests": 1, "log_level": "info"
-        },
-        "model": {
-            "model_path": "", "weights": { "Gguf": options.gguf }, "tokenizer_dir": null, "architectures": [],
-            "model_type": "", "vocab_size": 0, "context_length": 2048, "eos_token_ids": [],
-            "bos_token_id": null, "dtype": dtype, "device": "cpu", "generation_defaults": {}
-        },
-        "schedule": {
-            "max_running_requests": 32, "max_total_tokens": 32 * (CONTEXT + 8), "mem_fraction_static": 0.5,
-            "page_size": 1, "chunked_prefill_size": 512, "max_prefill_tokens": 512, "policy": "fcfs",
-            "disable_radix_cache": false, "decode_log_interval": 40, "random_seed": 0,
-            "num_threads": options.threads, "watchdog_timeout_s": 300.0
-        },
-        "spec": null,
-        "server_args": {}
-    }))
-    .expect("the configuration is complete")
+    let mut config = common::config(Weights::Gguf(options.gguf.clone()), options.dtype);
+    config.schedule.max_total_tokens = Some(32 * (CONTEXT as u64 + 8));
+    config.schedule.num_threads = options.threads;
+    config
 }
 
 /// Bytes per second of reading memory with torch's own threads.
@@ -128,18 +111,4 @@ fn prefill(model: &mut TargetModel) {
     };
     let seconds = best(|| drop(model.forward(std::slice::from_ref(&row)).expect("prefill runs")));
     println!("prefill {PREFILL} tokens: {:.1} ms, {:.0} tok/s", seconds * 1e3, PREFILL as f64 / seconds);
-}
-
-/// The shortest of many runs: others use this machine too.
-fn best(mut run: impl FnMut()) -> f64 {
-    let start = Instant::now();
-    let mut best = f64::INFINITY;
-    let mut runs = 0;
-    while runs < 5 || start.elapsed().as_secs_f64() < SECONDS {
-        let start = Instant::now();
-        run();
-        best = best.min(start.elapsed().as_secs_f64());
-        runs += 1;
-    }
-    best
 }

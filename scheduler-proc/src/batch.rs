@@ -91,12 +91,22 @@ pub struct StepOutput {
     pub timing: StepTiming,
 }
 
-/// Seconds spent in a step, by part.
+/// Seconds spent in a step, by part. The parts do not overlap.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StepTiming {
+    /// Making drafts.
     pub draft: f64,
+    /// The draft worker's learning of what was accepted: its own rows of those tokens, or its memory of them.
+    pub extend: f64,
+    /// The target's pass over prompts, roots and drafts.
     pub forward: f64,
     pub choose: f64,
+}
+
+impl StepTiming {
+    pub fn total(&self) -> f64 {
+        self.draft + self.extend + self.forward + self.choose
+    }
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]

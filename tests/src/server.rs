@@ -177,6 +177,11 @@ impl Server {
         assert!(idle, "requests are still held: {}", self.internal_state());
     }
 
+    /// What all processes have written so far. Lines are on their way for a moment.
+    pub fn logs(&self) -> String {
+        self.launcher.logs.text()
+    }
+
     pub fn children(&self) -> &BTreeMap<String, Pid> {
         &self.children
     }

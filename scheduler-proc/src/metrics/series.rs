@@ -6,7 +6,6 @@ use proto::{Role, ServeConfig};
 
 use super::report::{Load, StepReport};
 use super::window::{Tick, share};
-use crate::batch::StepTiming;
 use crate::engine::EngineLimits;
 
 const GIB: f64 = (1u64 << 30) as f64;
@@ -125,9 +124,8 @@ impl Series {
         self.retracted_input.inc_by(retracted.input_tokens);
         self.retracted_output.inc_by(retracted.output_tokens);
         if let Some(category) = report.category() {
-            let StepTiming { draft, forward, choose } = report.timing;
             // A clock that steps back must not end the process.
-            let seconds = (draft + forward + choose).max(0.0);
+            let seconds = report.timing.total().max(0.0);
             self.engine_seconds.with_label_values(&[category]).inc_by(seconds);
         }
     }

@@ -1,31 +1,10 @@
 //! `/metrics` counts what the clients were told, exactly.
 
-use std::time::Duration;
-
-use proto::SpecCounters;
 use serde_json::{Value, json};
-use tests::{Metrics, Server, ServerOptions, wait_until};
+use tests::{Server, ServerOptions};
 
-use crate::support::{REPETITIVE, STORY, check_identities, greedy, number, sampled, spec_counters};
-
-/// What all requests of a load were told, summed.
-#[derive(Default)]
-struct Told {
-    requests: u64,
-    prompt_tokens: u64,
-    completion_tokens: u64,
-    spec: SpecCounters,
-}
-
-impl Told {
-    fn add(&mut self, meta: &Value) {
-        check_identities(meta);
-        self.requests += 1;
-        self.prompt_tokens += number(meta, "prompt_tokens");
-        self.completion_tokens += number(meta, "completion_tokens");
-        self.spec.add(&spec_counters(meta));
-    }
-}
+use crate::support::{REPETITIVE, STORY, greedy, sampled};
+use crate::told::Told;
 
 /// Greedy and sampled, streamed and not, stopped inside blocks, without speculation of its own, several at once.
 fn mixed_load(server: &Server) -> Told {
@@ -55,36 +34,12 @@ fn mixed_load(server: &Server) -> Told {
     told
 }
 
-fn spec_of(metrics: &Metrics) -> [f64; 4] {
-    ["verify_steps", "proposed_drafts", "accepted_drafts", "delivered_drafts"]
-        .map(|what| metrics.sum(&format!("sglang:spec_{what}_total")))
-}
-
 #[test]
 fn the_sums_of_all_replies_are_the_counters() {
     let server = Server::start(ServerOptions::ngram());
     let told = mixed_load(&server);
-    let spec = [
-        told.spec.verify_ct,
-        told.spec.proposed_drafts,
-        told.spec.accepted_drafts,
-        told.spec.delivered_drafts,
-    ]
-    .map(|count| count as f64);
     assert!(told.spec.accepted_drafts > 0, "the load made no use of speculation");
-
-    // Processes write snapshots at intervals: the totals arrive soon, and then stay.
-    let arrived = wait_until(Duration::from_secs(5), || spec_of(&server.metrics()) == spec);
-    let metrics = server.metrics();
-    assert!(arrived, "counters {:?}, replies {spec:?}", spec_of(&metrics));
-    assert_eq!(metrics.sum("sglang:num_requests_total"), told.requests as f64);
-    assert_eq!(metrics.sum("sglang:prompt_tokens_total"), told.prompt_tokens as f64);
-    assert_eq!(metrics.sum("sglang:generation_tokens_total"), told.completion_tokens as f64);
-    assert_eq!(metrics.sum("sglang:spec_verify_calls_total"), told.spec.verify_ct as f64);
-    assert_eq!(metrics.sum("sglang:e2e_request_latency_seconds_count"), told.requests as f64);
-
-    let accepted_by_depth = metrics.by_label("sglang:spec_accepted_at_position_total", "position");
-    assert_eq!(accepted_by_depth.values().sum::<f64>(), told.spec.accepted_drafts as f64);
+    told.arrive_at(&server);
 }
 
 #[test]

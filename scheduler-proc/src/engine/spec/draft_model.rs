@@ -8,6 +8,8 @@
 //! Rows of accepted tokens are computed from the target's hidden states, never from the draft's own: those live in
 //! scratch slots and are gone after the step.
 
+use std::time::{Duration, Instant};
+
 use proto::TokenId;
 use rustc_hash::FxHashMap;
 use tch::{Device, Kind, Tensor};
@@ -62,6 +64,8 @@ pub struct ModelDrafter {
     slots: FxHashMap<EngineSlot, SlotState>,
     /// Requests that left before all their rows were computed, though others may go on from their slots.
     left: Vec<SlotState>,
+    /// See [`Drafter::caught_up`].
+    caught_up: Duration,
 }
 
 /// What is kept for a request between steps.
@@ -128,6 +132,7 @@ impl ModelDrafter {
             chooser: Chooser::default(),
             slots: FxHashMap::default(),
             left: Vec::new(),
+            caught_up: Duration::ZERO,
         }
     }
 
@@ -236,7 +241,9 @@ impl ModelDrafter {
     }
 
     fn draft_group(&mut self, inputs: &[DraftInput<'_>]) -> Result<Vec<DraftTree>, EngineError> {
+        let start = Instant::now();
         let mut states = self.catch_up(inputs)?;
+        self.caught_up += start.elapsed();
         let mut growing: Vec<_> = inputs.iter().map(|input| self.sprout(input)).collect();
         for level in 0..self.shape.steps {
             let parents = self.grow(&mut growing, level, &states)?;
@@ -374,5 +381,9 @@ impl Drafter<Option<Tensor>> for ModelDrafter {
 
     fn status(&self) -> DraftStatus {
         DraftStatus { num_steps: self.shape.steps, num_draft_tokens: self.shape.draft_tokens }
+    }
+
+    fn caught_up(&self) -> Duration {
+        self.caught_up
     }
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use proto::{AcceptanceRule, TokenId};
 use rustc_hash::FxHashMap;
@@ -65,6 +65,10 @@ impl<T: Target> SpecEngine<T> {
     pub fn accepting_by(mut self, rule: AcceptanceRule) -> Self {
         self.verifier = Verifier::new(rule);
         self
+    }
+
+    fn caught_up(&self) -> Duration {
+        self.drafter.as_ref().map_or(Duration::ZERO, |drafter| drafter.caught_up())
     }
 
     /// One tree per row of the batch, empty where nothing may or can be drafted.
@@ -204,8 +208,11 @@ impl<T: Target> Engine for SpecEngine<T> {
         }
         let start = Instant::now();
         self.catch_up(batch)?;
+        let told = Instant::now();
+        let before = self.caught_up();
         let trees = self.draft(batch)?;
         let drafted = Instant::now();
+        let caught_up = self.caught_up() - before;
 
         let drafting = self.drafter.is_some();
         let submissions: Vec<_> =
@@ -224,7 +231,8 @@ impl<T: Target> Engine for SpecEngine<T> {
         self.commit_step(&submissions, &rows, &accepted, &hidden)?;
 
         let timing = StepTiming {
-            draft: (drafted - start + moved.elapsed()).as_secs_f64(),
+            draft: (drafted - told).saturating_sub(caught_up).as_secs_f64(),
+            extend: (told - start + caught_up + moved.elapsed()).as_secs_f64(),
             forward: (forwarded - drafted + (moved - chosen)).as_secs_f64(),
             choose: (chosen - forwarded).as_secs_f64(),
         };

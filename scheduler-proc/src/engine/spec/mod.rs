@@ -14,6 +14,7 @@ pub mod verify;
 mod tests;
 
 use std::ops::Range;
+use std::time::Duration;
 
 use proto::TokenId;
 
@@ -83,4 +84,9 @@ pub trait Drafter<H = ()> {
 
     /// The values in force now.
     fn status(&self) -> DraftStatus;
+
+    /// Time that drafting has spent so far on rows of accepted tokens, which a worker may leave until it drafts.
+    fn caught_up(&self) -> Duration {
+        Duration::ZERO
+    }
 }

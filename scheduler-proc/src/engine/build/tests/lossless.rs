@@ -74,6 +74,8 @@ fn check(pair: Pair) {
                 (16, true, 7),
                 (16, false, 512),
                 (1, true, 7),
+                (1, false, 512),
+                (16, false, 7),
             ] {
                 let mut rig = Rig::new(pair, Some(shape), Schedule { page, radix, chunk, retract_at: None });
                 for together in [false, true] {
@@ -92,7 +94,7 @@ fn check(pair: Pair) {
         let enough = if temperature < 0.5 { 100 } else { 20 };
         assert!(accepted > enough, "{} at {temperature} proves little with {accepted} accepted", pair.draft);
     }
-    assert_eq!(cells, 4 * 2 * 6 * 2);
+    assert_eq!(cells, 4 * 2 * 8 * 2);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::workers::{Scripted, random};
 use super::*;
-use crate::batch::StepOutput;
+use crate::batch::{StepOutput, StepTiming};
 
 fn greedy() -> SamplingParams {
     SamplingParams { temperature: 0.0, ..SamplingParams::default() }
@@ -114,5 +114,6 @@ fn an_engine_reports_its_worker_and_its_time() {
     assert_eq!(drafting.draft_status().max_nodes(), 8);
     assert_eq!(drafting.step(&Batch::default()).unwrap(), StepOutput::default());
     let timing = decode(wide(), DraftLimit { enabled: true, nodes: 8, depth: 8 }, 8).unwrap().timing;
-    assert!(timing.draft > 0.0 && timing.forward > 0.0 && timing.choose > 0.0);
+    let StepTiming { draft, extend, forward, choose } = timing;
+    assert!([draft, extend, forward, choose].iter().all(|&part| part > 0.0), "{timing:?}");
 }

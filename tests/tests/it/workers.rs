@@ -1,0 +1,191 @@
+//! Owns the tiny models of the golden files as servers: every draft worker, in chains and trees, beside plain decoding
+//! of the same target. Chains lie on single slots, trees on pages.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tests::{Server, ServerOptions, shared};
+
+use crate::support::output_ids;
+
+/// Positions that the tiny models have.
+pub(crate) const CONTEXT: usize = 512;
+
+/// A draft worker with its depth, branches and width.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Worker {
+    pub(crate) algorithm: &'static str,
+    target: &'static str,
+    draft: Option<&'static str>,
+    pub(crate) steps: usize,
+    pub(crate) topk: usize,
+    /// Width of a verify step, the root included.
+    pub(crate) width: usize,
+    pub(crate) page_size: &'static str,
+}
+
+const fn chain(algorithm: &'static str, target: &'static str, draft: &'static str, steps: usize) -> Worker {
+    Worker { algorithm, target, draft: Some(draft), steps, topk: 1, width: steps + 1, page_size: "1" }
+}
+
+pub(crate) const EAGLE: Worker = chain("EAGLE", "llama-tiny", "eagle1-tiny/draft", 5);
+pub(crate) const EAGLE3: Worker = chain("EAGLE3", "eagle3-tiny", "eagle3-tiny/draft", 5);
+pub(crate) const STANDALONE: Worker = chain("STANDALONE", "llama-tiny", "standalone-tiny/draft", 6);
+pub(crate) const NGRAM: Worker = Worker {
+    algorithm: "NGRAM",
+    target: "llama-tiny",
+    draft: None,
+    steps: 1,
+    topk: 10,
+    width: 12,
+    page_size: "1",
+};
+const TREE: Worker = Worker { steps: 4, topk: 4, width: 13, page_size: "16", ..EAGLE };
+pub(crate) const EAGLE_TREE: Worker = TREE;
+pub(crate) const EAGLE3_TREE: Worker =
+    Worker { algorithm: "EAGLE3", target: "eagle3-tiny", draft: EAGLE3.draft, ..TREE };
+pub(crate) const STANDALONE_TREE: Worker =
+    Worker { steps: 3, topk: 2, width: 7, page_size: "16", ..STANDALONE };
+
+fn fixtures() -> PathBuf {
+    tests::repository().join("tests/fixtures/golden")
+}
+
+fn tiny(target: &str) -> ServerOptions {
+    let tokenizer = fixtures().join("llama-tiny/target");
+    let tokenizer = tokenizer.to_str().expect("the repository's path is text");
+    ServerOptions::plain().model(&fixtures().join(target).join("target")).with(&[
+        "--tokenizer-path",
+        tokenizer,
+        "--dtype",
+        "float32",
+        "--max-total-tokens",
+        "8192",
+        "--max-running-requests",
+        "8",
+    ])
+}
+
+impl Worker {
+    /// The flags of a server with this worker; tests may add to them.
+    pub(crate) fn options(&self) -> ServerOptions {
+        let options = tiny(self.target).with(&[
+            "--speculative-algorithm",
+            self.algorithm,
+            "--page-size",
+            self.page_size,
+        ]);
+        let Some(draft) = self.draft else { return options };
+        let draft = fixtures().join(draft);
+        let [steps, topk, width] = [self.steps, self.topk, self.width].map(|number| number.to_string());
+        options.with(&[
+            "--speculative-draft-model-path",
+            draft.to_str().expect("the repository's path is text"),
+            "--speculative-num-steps",
+            &steps,
+            "--speculative-eagle-topk",
+            &topk,
+            "--speculative-num-draft-tokens",
+            &width,
+        ])
+    }
+
+    /// The server that the tests share.
+    pub(crate) fn server(&self) -> Arc<Server> {
+        shared(self.options())
+    }
+
+    /// The same target without speculation.
+    pub(crate) fn plain_options(&self) -> ServerOptions {
+        tiny(self.target)
+    }
+
+    pub(crate) fn plain(&self) -> Arc<Server> {
+        shared(self.plain_options())
+    }
+
+    /// The same worker with chains of another depth.
+    pub(crate) fn of_depth(self, steps: usize) -> Self {
+        Self { steps, topk: 1, width: steps + 1, ..self }
+    }
+
+    /// Whether it drafts from what it saw, without a model.
+    pub(crate) fn is_ngram(&self) -> bool {
+        self.draft.is_none()
+    }
+
+    /// Drafts of one verify step at most.
+    pub(crate) fn nodes(&self) -> usize {
+        self.width - 1
+    }
+
+    /// The reference runs of this pair of models; n-grams, which have none, borrow the prompts of others.
+    pub(crate) fn golden(&self) -> Value {
+        let case = self.draft.unwrap_or("standalone-tiny/draft");
+        let case = case.split('/').next().expect("a draft lies in its case's folder");
+        let text = std::fs::read_to_string(fixtures().join(case).join("golden.json")).unwrap();
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// Prompts whose answers the draft has learned to guess, shortest first.
+    pub(crate) fn prompts(&self) -> Vec<Vec<u64>> {
+        self.golden()["prompts"].as_array().unwrap().iter().map(|prompt| ids(&prompt["ids"])).collect()
+    }
+}
+
+pub(crate) fn ids(list: &Value) -> Vec<u64> {
+    list.as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect()
+}
+
+/// A greedy request that only its limit ends.
+pub(crate) fn ask(prompt: &[u64], max_new_tokens: usize) -> Value {
+    json!({"input_ids": prompt, "sampling_params": {
+        "temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": true,
+    }})
+}
+
+/// The same request with other sampling parameters.
+pub(crate) fn with(mut body: Value, params: Value) -> Value {
+    let Value::Object(params) = params else { panic!("{params} is no object") };
+    body["sampling_params"].as_object_mut().unwrap().extend(params);
+    body
+}
+
+/// All requests at once, answers in order.
+pub(crate) fn together(server: &Server, bodies: &[Value]) -> Vec<Value> {
+    std::thread::scope(|scope| {
+        let running: Vec<_> = bodies.iter().map(|body| scope.spawn(move || server.generate(body))).collect();
+        running.into_iter().map(|one| one.join().unwrap()).collect()
+    })
+}
+
+/// Checks that two answers say the same to the client: tokens, text, end and log-probabilities.
+pub(crate) fn assert_same(drafted: &Value, plain: &Value, what: &str) {
+    assert_eq!(output_ids(drafted), output_ids(plain), "{what}");
+    assert_eq!(drafted["text"], plain["text"], "{what}");
+    let (drafted, plain) = (&drafted["meta_info"], &plain["meta_info"]);
+    for key in ["finish_reason", "prompt_tokens", "completion_tokens"] {
+        assert_eq!(drafted[key], plain[key], "{key} of {what}");
+    }
+    for key in
+        ["input_token_logprobs", "output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs"]
+    {
+        assert_close(&drafted[key], &plain[key], &format!("{key} of {what}"));
+    }
+}
+
+/// Equal but for numbers with a fraction, which may differ by 1e-4.
+fn assert_close(left: &Value, right: &Value, what: &str) {
+    match (left, right) {
+        (Value::Array(left), Value::Array(right)) => {
+            assert_eq!(left.len(), right.len(), "{what}");
+            left.iter().zip(right).for_each(|(left, right)| assert_close(left, right, what));
+        }
+        (Value::Number(a), Value::Number(b)) if a.is_f64() && b.is_f64() => {
+            let (a, b) = (a.as_f64().unwrap(), b.as_f64().unwrap());
+            assert!((a - b).abs() <= 1e-4, "{a} is not {b} in {what}");
+        }
+        _ => assert_eq!(left, right, "{what}"),
+    }
+}
