@@ -95,7 +95,7 @@ fn draft(kind: Kind, args: &SpecArgs, model: &ModelConfig) -> Result<DraftModelC
     };
     let weights = weights(kind, path, args.speculative_draft_load_format)?;
     if let (Kind::Standalone, Some(tokenizer)) = (kind, &model.tokenizer_dir) {
-        same_tokens::check(tokenizer, path)?;
+        same_tokens::check(tokenizer, &weights)?;
     }
     Ok(DraftModelConfig { path: path.display().to_string(), weights, token_map })
 }

@@ -153,6 +153,23 @@ fn a_standalone_draft_of_another_tokenizer_is_refused_by_the_first_token() {
     resolve_in(target.path(), &standalone).unwrap();
     write(&draft, json!([["a", 0.0], ["b", -1.0], ["c", -2.0], ["padding", 0.0], ["e", 0.0]]));
     assert!(resolve_in(target.path(), &standalone).is_err());
+
+    let gguf = |tokens: [&str; 4]| {
+        let file = draft.path().join("draft.gguf");
+        let tokens = Gguf::Array(tokens.map(|token| Gguf::String(token.into())).to_vec());
+        gguf_file::write(
+            &mut std::fs::File::create(&file).unwrap(),
+            &[("tokenizer.ggml.tokens", &tokens)],
+            &[],
+        )
+        .unwrap();
+        let named =
+            format!("--speculative-algorithm STANDALONE --speculative-draft-model-path {}", file.display());
+        resolve_in(target.path(), &named)
+    };
+    gguf(["a", "b", "c", "[PAD3]"]).unwrap();
+    let said = format!("{:#}", gguf(["a", "b", "d", "c"]).unwrap_err());
+    assert!(said.contains(r#"token 2 is "d" there and "c" here"#), "{said}");
 }
 
 #[test]

@@ -168,7 +168,7 @@ impl MtpHead {
         if layout.blind_start && plan.positions().contains(&0) {
             let seen: Vec<f32> = plan.positions().iter().map(|&at| f32::from(u8::from(at > 0))).collect();
             let seen = Tensor::from_slice(&seen).to_device(embedded.device()).to_kind(embedded.kind());
-            embedded = embedded * seen.unsqueeze(1);
+            embedded *= seen.unsqueeze(1);
         }
         let (token, hidden) = (self.token_norm.forward(&embedded)?, self.hidden_norm.forward(hidden)?);
         let parts = if layout.hidden_first { [hidden, token] } else { [token, hidden] };

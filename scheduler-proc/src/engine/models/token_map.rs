@@ -109,10 +109,10 @@ fn stored_tensor(
     if info.dtype != DType::I64 {
         return Err(format!("has type {:?}, not int64", info.dtype));
     }
-    let all: Vec<i64> = bytes.as_chunks::<8>().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect();
+    // The offset is in bytes here.
     let from = info.layout.start_offset();
-    let part = all.get(from..from + info.layout.dims()[0]);
-    Ok(part.ok_or("is cut off")?.to_vec())
+    let part = bytes.get(from..from + 8 * info.layout.dims()[0]).ok_or("is cut off")?;
+    Ok(part.as_chunks::<8>().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect())
 }
 
 #[cfg(test)]
