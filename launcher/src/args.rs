@@ -112,12 +112,19 @@ pub struct ScheduleArgs {
 
 #[derive(Debug, Clone, ClapArgs)]
 pub struct SpecArgs {
-    /// Algorithm: EAGLE, EAGLE3, STANDALONE or NGRAM; plain decoding without
+    /// Algorithm: EAGLE, EAGLE3, NEXTN, STANDALONE or NGRAM; plain decoding without
     #[arg(long, value_name = "NAME")]
     pub speculative_algorithm: Option<String>,
-    /// Draft model: a head's folder for EAGLE and EAGLE3, a smaller model's folder or .gguf file for STANDALONE
+    /// Draft model: a head's folder for EAGLE and EAGLE3, a smaller model's folder or .gguf file for STANDALONE; NEXTN
+    /// takes the model's own layer without
     #[arg(long, visible_alias = "speculative-draft-model", value_name = "PATH")]
     pub speculative_draft_model_path: Option<PathBuf>,
+    /// Form of the draft model's weights [default: seen from its files]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub speculative_draft_load_format: Option<LoadFormat>,
+    /// The only tokens an EAGLE head drafts: a .pt, .safetensors or .json file with one list of ids [default: all]
+    #[arg(long, value_name = "PATH")]
+    pub speculative_token_map: Option<PathBuf>,
     /// Depth of a draft [default: Llama with EAGLE or EAGLE3 5, other draft models 3, NGRAM num-draft-tokens / eagle-topk]
     #[arg(long, value_name = "N")]
     pub speculative_num_steps: Option<u32>,

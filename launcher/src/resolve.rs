@@ -5,6 +5,7 @@ mod acceptance;
 mod draft_model;
 mod machine;
 mod model;
+mod same_tokens;
 mod schedule;
 mod server_args;
 mod spec;
@@ -38,7 +39,7 @@ pub fn resolve(args: &Args, run_dir: &Path, port: u16, machine: &Machine) -> Res
     let facts = ModelFacts::read(&files, args.model.tokenizer_path.as_deref())
         .with_context(|| format!("--model-path {}", args.model.model_path.display()))?;
     let model = model_config(args, &files, &facts, run_dir, random_seed, machine)?;
-    let (spec, spec_notes) = spec::resolve(&args.spec, &facts.architectures)?;
+    let (spec, spec_notes) = spec::resolve(&args.spec, &model)?;
     let (schedule, note) = schedule::resolve(args, &model, &facts, random_seed, machine)?;
     let server = server_config(args, &model, schedule.max_running_requests, port)?;
     let notes = std::iter::once(summary(&model, spec.as_ref())).chain(note).chain(spec_notes).collect();

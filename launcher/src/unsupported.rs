@@ -83,7 +83,6 @@ const FLAGS: &[(&str, &str)] = &[
     ),
     ("--config", "write the flags on the command line"),
     ("--speculative-draft-model-revision", "download the revision you want and name its folder"),
-    ("--speculative-draft-load-format", "the form of a draft model is seen from its files"),
     ("--speculative-draft-model-quantization", QUANTIZATION),
     ("--speculative-draft-attention-backend", ONE_BACKEND),
     (
@@ -92,7 +91,6 @@ const FLAGS: &[(&str, &str)] = &[
     ),
     ("--speculative-draft-window-size", "a draft sees as far as its target"),
     ("--speculative-draft-sink-size", "a draft sees as far as its target"),
-    ("--speculative-token-map", "use an EAGLE3 head, which has its own reduced vocabulary"),
     (
         "--speculative-use-block-verification",
         "drafts are verified one by one; for SGLang's ratio test use --speculative-use-rejection-sampling",
@@ -137,7 +135,7 @@ pub(crate) fn refusal<S: AsRef<str>>(argv: impl IntoIterator<Item = S>) -> Optio
 /// What to say of an algorithm that SGLang has and this server has not.
 pub(crate) fn algorithm_hint(name: &str) -> Option<&'static str> {
     match name {
-        "NEXTN" | "DFLASH" => Some("comes with a later release"),
+        "DFLASH" => Some("comes with a later release"),
         "DSPARK" | "UNO" | "FROZEN_KV_MTP" => Some("is not planned"),
         _ => None,
     }

@@ -165,9 +165,20 @@ pub struct DraftModelConfig {
     /// As given by the user.
     pub path: String,
     pub weights: Weights,
+    /// File of the only tokens it may draft, where it may not draft all.
+    #[serde(default)]
+    pub token_map: Option<PathBuf>,
 }
 
 impl SpecAlgorithm {
+    /// The model that drafts, where one does.
+    pub const fn draft_model(&self) -> Option<&DraftModelConfig> {
+        match self {
+            Self::Ngram(_) => None,
+            Self::Eagle(draft) | Self::Eagle3(draft) | Self::Standalone(draft) => Some(draft),
+        }
+    }
+
     /// SGLang's name.
     pub const fn as_str(&self) -> &'static str {
         match self {

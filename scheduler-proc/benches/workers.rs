@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use proto::link::{Backlog, LinkEvent, SendError};
 use proto::{
-    DraftModelConfig, Dtype, FlushCacheReqInput, NgramConfig, NgramMatchType, SamplingParams, ServeConfig,
-    SpecAlgorithm, SpecConfig, SpecCounters, ToDetokenizer, ToScheduler, ToTokenizer, TokenId,
+    AcceptanceRule, DraftModelConfig, Dtype, FlushCacheReqInput, NgramConfig, NgramMatchType, SamplingParams,
+    ServeConfig, SpecAlgorithm, SpecConfig, SpecCounters, ToDetokenizer, ToScheduler, ToTokenizer, TokenId,
     TokenizedGenerateReqInput, Weights,
 };
 use scheduler_proc::batch::{Batch, EngineSlot, RowKind, RowParams, StepOutput, StepTiming};
@@ -84,9 +84,16 @@ fn workers() -> Vec<Worker> {
     let model = |draft: &str| DraftModelConfig {
         path: draft.to_owned(),
         weights: Weights::Safetensors(fixtures().join(draft)),
+        token_map: None,
     };
     let shape = |algorithm, (num_steps, eagle_topk, num_draft_tokens)| {
-        Some(SpecConfig { algorithm, num_steps, eagle_topk, num_draft_tokens })
+        Some(SpecConfig {
+            algorithm,
+            num_steps,
+            eagle_topk,
+            num_draft_tokens,
+            acceptance: AcceptanceRule::default(),
+        })
     };
     let (chain, tree) = ((4, 1, 5), (4, 4, 13));
     let eagle = || SpecAlgorithm::Eagle(model("eagle1-tiny/draft"));
@@ -139,7 +146,7 @@ impl Worker {
 fn measure(worker: &Worker, batch: usize) -> Steps {
     let config = Arc::new(worker.config());
     let steps = Rc::new(RefCell::new(Steps::default()));
-    let inner = build(&config, &mut |_, _| {}).expect("the tiny models load");
+    let inner = build(&config, None, &mut |_, _| {}).expect("the tiny models load");
     let engine = Noted { inner, steps: Rc::clone(&steps) };
     let metrics =
         SchedulerMetrics::new(&config, None).expect("without --enable-metrics nothing is registered");

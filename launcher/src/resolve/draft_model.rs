@@ -1,11 +1,12 @@
 //! Owns the flags of algorithms that draft with a model: which model, how deep and how wide, with SGLang's defaults.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use proto::{AcceptanceRule, DraftModelConfig, SpecAlgorithm, SpecConfig, Weights};
+use proto::{AcceptanceRule, DraftModelConfig, ModelConfig, SpecAlgorithm, SpecConfig, Weights};
 
 use super::model::ModelFiles;
+use super::same_tokens;
 use super::spec::MAX_DRAFT_TOKENS;
 use crate::args::{LoadFormat, SpecArgs};
 
@@ -14,6 +15,8 @@ use crate::args::{LoadFormat, SpecArgs};
 pub(super) enum Kind {
     Eagle,
     Eagle3,
+    /// EAGLE with the target's own multi-token-prediction layer, or the one of the draft model that is named.
+    Nextn,
     Standalone,
 }
 
@@ -30,6 +33,7 @@ impl Kind {
         match name {
             "EAGLE" => Some(Self::Eagle),
             "EAGLE3" => Some(Self::Eagle3),
+            "NEXTN" => Some(Self::Nextn),
             "STANDALONE" => Some(Self::Standalone),
             _ => None,
         }
@@ -37,7 +41,7 @@ impl Kind {
 
     fn algorithm(self, draft: DraftModelConfig) -> SpecAlgorithm {
         match self {
-            Self::Eagle => SpecAlgorithm::Eagle(draft),
+            Self::Eagle | Self::Nextn => SpecAlgorithm::Eagle(draft),
             Self::Eagle3 => SpecAlgorithm::Eagle3(draft),
             Self::Standalone => SpecAlgorithm::Standalone(draft),
         }
@@ -47,7 +51,7 @@ impl Kind {
     fn defaults(self, architectures: &[String]) -> Shape {
         let llama = architectures.iter().any(|name| name == "LlamaForCausalLM");
         match self {
-            Self::Eagle | Self::Eagle3 if llama => Shape { steps: 5, topk: 4, width: 8 },
+            Self::Eagle | Self::Eagle3 | Self::Nextn if llama => Shape { steps: 5, topk: 4, width: 8 },
             _ => Shape { steps: 3, topk: 1, width: 4 },
         }
     }
@@ -57,13 +61,10 @@ impl Kind {
 pub(super) fn resolve(
     kind: Kind,
     args: &SpecArgs,
-    architectures: &[String],
+    model: &ModelConfig,
 ) -> Result<(SpecConfig, Option<String>)> {
-    let path = args.speculative_draft_model_path.as_deref().context(
-        "--speculative-algorithm with a draft model needs --speculative-draft-model-path; NGRAM needs none",
-    )?;
-    let (shape, note) = shape(args, kind.defaults(architectures))?;
-    let draft = DraftModelConfig { path: path.display().to_string(), weights: weights(kind, path)? };
+    let draft = draft(kind, args, model)?;
+    let (shape, note) = shape(args, kind.defaults(&model.architectures))?;
     let config = SpecConfig {
         algorithm: kind.algorithm(draft),
         num_steps: shape.steps,
@@ -74,16 +75,71 @@ pub(super) fn resolve(
     Ok((config, note))
 }
 
-fn weights(kind: Kind, path: &Path) -> Result<Weights> {
+fn draft(kind: Kind, args: &SpecArgs, model: &ModelConfig) -> Result<DraftModelConfig> {
+    let token_map = token_map(kind, args)?;
+    let Some(path) = args.speculative_draft_model_path.as_deref() else {
+        ensure!(
+            kind == Kind::Nextn,
+            "--speculative-algorithm with a draft model needs --speculative-draft-model-path; NGRAM needs none, nor does \
+             NEXTN with a model that brings a multi-token-prediction layer along"
+        );
+        ensure!(
+            args.speculative_draft_load_format.is_none(),
+            "--speculative-draft-load-format needs --speculative-draft-model-path: without, NEXTN drafts with the \
+             model's own layer"
+        );
+        return Ok(DraftModelConfig {
+            path: model.model_path.clone(),
+            weights: model.weights.clone(),
+            token_map,
+        });
+    };
+    let weights = weights(kind, path, args.speculative_draft_load_format)?;
+    if let (Kind::Standalone, Some(tokenizer)) = (kind, &model.tokenizer_dir) {
+        same_tokens::check(tokenizer, &weights)?;
+    }
+    Ok(DraftModelConfig { path: path.display().to_string(), weights, token_map })
+}
+
+fn token_map(kind: Kind, args: &SpecArgs) -> Result<Option<PathBuf>> {
+    let Some(path) = &args.speculative_token_map else { return Ok(None) };
+    match kind {
+        Kind::Eagle | Kind::Nextn => {}
+        Kind::Eagle3 => bail!(
+            "--speculative-token-map has no effect with EAGLE3, whose heads bring their own reduced vocabulary (d2t); \
+             leave it out"
+        ),
+        Kind::Standalone => {
+            bail!(
+                "--speculative-token-map has no effect with STANDALONE, which drafts all tokens; leave it out"
+            )
+        }
+    }
+    ensure!(path.is_file(), "--speculative-token-map {} is no file", path.display());
+    Ok(Some(std::path::absolute(path)?))
+}
+
+fn weights(kind: Kind, path: &Path, format: Option<LoadFormat>) -> Result<Weights> {
     let shown = path.display();
     ensure!(path.exists(), "--speculative-draft-model-path {shown} does not exist");
-    match (kind, ModelFiles::find(path, LoadFormat::Auto)) {
-        (_, Ok(ModelFiles::Folder(dir))) => Ok(Weights::Safetensors(dir)),
-        (Kind::Standalone, Ok(ModelFiles::Gguf(file))) => Ok(Weights::Gguf(file)),
-        _ => bail!(
-            "--speculative-draft-model-path {shown} holds no config.json with .safetensors files{}",
-            if kind == Kind::Standalone { " and no single .gguf file" } else { "" }
-        ),
+    let standalone = kind == Kind::Standalone;
+    match format.unwrap_or(LoadFormat::Auto) {
+        LoadFormat::Gguf if !standalone => {
+            bail!("--speculative-draft-load-format gguf is for STANDALONE: draft heads come as .safetensors")
+        }
+        LoadFormat::Dummy => {
+            bail!(
+                "--speculative-draft-load-format dummy is not supported: what is drafted at random is never accepted"
+            )
+        }
+        format => match ModelFiles::find(path, format) {
+            Ok(ModelFiles::Folder(dir)) => Ok(Weights::Safetensors(dir)),
+            Ok(ModelFiles::Gguf(file)) if standalone => Ok(Weights::Gguf(file)),
+            _ => bail!(
+                "--speculative-draft-model-path {shown} holds no config.json with .safetensors files{}",
+                if standalone { " and no single .gguf file" } else { "" }
+            ),
+        },
     }
 }
 

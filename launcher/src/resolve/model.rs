@@ -200,7 +200,7 @@ fn integer(value: &gguf_file::Value) -> Option<u64> {
 }
 
 /// `None` when there is no such file; an error when it is not JSON.
-fn read_json(path: &Path) -> Result<Option<Value>> {
+pub(super) fn read_json(path: &Path) -> Result<Option<Value>> {
     match std::fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes)
             .map(Some)

@@ -14,6 +14,9 @@ pub(super) fn of(config: &ServeConfig, args: &Args) -> Map<String, Value> {
         all.extend(part);
     }
     all.insert("load_format".into(), json!(load_format(args.model.load_format, &config.model.weights)));
+    let draft_format = config.spec.as_ref().and_then(|spec| spec.algorithm.draft_model());
+    let draft_format = draft_format.map(|draft| load_format(LoadFormat::Auto, &draft.weights));
+    all.insert("speculative_draft_load_format".into(), json!(draft_format));
     all
 }
 
@@ -74,6 +77,7 @@ fn spec(config: &ServeConfig) -> Value {
         return json!({
             "speculative_algorithm": null,
             "speculative_draft_model_path": null,
+            "speculative_token_map": null,
             "speculative_num_steps": null,
             "speculative_eagle_topk": null,
             "speculative_num_draft_tokens": null,
@@ -88,6 +92,7 @@ fn spec(config: &ServeConfig) -> Value {
     let own = match &spec.algorithm {
         SpecAlgorithm::Ngram(ngram) => json!({
             "speculative_draft_model_path": null,
+            "speculative_token_map": null,
             "speculative_ngram_min_bfs_breadth": ngram.min_bfs_breadth,
             "speculative_ngram_max_bfs_breadth": ngram.max_bfs_breadth,
             "speculative_ngram_match_type":
@@ -96,7 +101,7 @@ fn spec(config: &ServeConfig) -> Value {
             "speculative_ngram_capacity": ngram.capacity,
         }),
         SpecAlgorithm::Eagle(draft) | SpecAlgorithm::Eagle3(draft) | SpecAlgorithm::Standalone(draft) => {
-            json!({ "speculative_draft_model_path": draft.path })
+            json!({ "speculative_draft_model_path": draft.path, "speculative_token_map": draft.token_map })
         }
     };
     if let (Value::Object(all), Value::Object(own)) = (&mut all, own) {

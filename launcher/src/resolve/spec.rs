@@ -1,7 +1,7 @@
 //! Owns the speculative flags: defaults as SGLang's, impossible combinations refused with the relation spelled out.
 
 use anyhow::{Result, bail, ensure};
-use proto::{AcceptanceRule, NgramConfig, NgramMatchType, SpecAlgorithm, SpecConfig};
+use proto::{AcceptanceRule, ModelConfig, NgramConfig, NgramMatchType, SpecAlgorithm, SpecConfig};
 
 use super::{acceptance, draft_model};
 use crate::args::{MatchTypeArg, SpecArgs};
@@ -11,14 +11,11 @@ use crate::unsupported;
 const MAX_CAPACITY: u64 = 1 << 31;
 /// Width of a verify step that no model gains from; wider is a slip of the finger.
 pub(super) const MAX_DRAFT_TOKENS: u32 = 256;
-const KNOWN: &str = "EAGLE, EAGLE3, STANDALONE and NGRAM are here";
+const KNOWN: &str = "EAGLE, EAGLE3, NEXTN, STANDALONE and NGRAM are here";
 
 /// The algorithm with its settings, and what was changed of what the user asked for.
-pub(super) fn resolve(
-    args: &SpecArgs,
-    architectures: &[String],
-) -> Result<(Option<SpecConfig>, Vec<String>)> {
-    let (mut config, note) = algorithm(args, architectures)?;
+pub(super) fn resolve(args: &SpecArgs, model: &ModelConfig) -> Result<(Option<SpecConfig>, Vec<String>)> {
+    let (mut config, note) = algorithm(args, model)?;
     let mut notes = Vec::from_iter(note);
     if let Some(config) = &mut config {
         config.acceptance = acceptance::resolve(args, config)?;
@@ -27,18 +24,18 @@ pub(super) fn resolve(
     Ok((config, notes))
 }
 
-fn algorithm(args: &SpecArgs, architectures: &[String]) -> Result<(Option<SpecConfig>, Option<String>)> {
+fn algorithm(args: &SpecArgs, model: &ModelConfig) -> Result<(Option<SpecConfig>, Option<String>)> {
     let name = args.speculative_algorithm.as_deref().map(str::to_uppercase);
     match name.as_deref() {
         None | Some("NONE") => refuse_orphans(args).map(|()| (None, None)),
         Some("NGRAM") => {
-            refuse_draft_path(args)?;
+            refuse_draft_model(args)?;
             Ok((Some(ngram(args)?), None))
         }
         Some(name) => match draft_model::Kind::of(name) {
             Some(kind) => {
                 refuse_ngram(args, name)?;
-                let (config, note) = draft_model::resolve(kind, args, architectures)?;
+                let (config, note) = draft_model::resolve(kind, args, model)?;
                 Ok((Some(config), note))
             }
             None => match unsupported::algorithm_hint(name) {
@@ -49,20 +46,28 @@ fn algorithm(args: &SpecArgs, architectures: &[String]) -> Result<(Option<SpecCo
     }
 }
 
-fn refuse_draft_path(args: &SpecArgs) -> Result<()> {
-    match args.speculative_draft_model_path {
+/// What says which draft model, and whether it was given.
+fn draft_model_flags(args: &SpecArgs) -> [(&'static str, bool); 3] {
+    [
+        ("--speculative-draft-model-path", args.speculative_draft_model_path.is_some()),
+        ("--speculative-draft-load-format", args.speculative_draft_load_format.is_some()),
+        ("--speculative-token-map", args.speculative_token_map.is_some()),
+    ]
+}
+
+fn refuse_draft_model(args: &SpecArgs) -> Result<()> {
+    match draft_model_flags(args).into_iter().find(|(_, given)| *given) {
         None => Ok(()),
-        Some(_) => bail!(
-            "--speculative-draft-model-path has no effect with --speculative-algorithm NGRAM; use EAGLE, EAGLE3 or \
-             STANDALONE"
+        Some((flag, _)) => bail!(
+            "{flag} has no effect with --speculative-algorithm NGRAM, which has no draft model; use EAGLE, EAGLE3, \
+             NEXTN or STANDALONE"
         ),
     }
 }
 
 /// A speculative setting without an algorithm has no effect, so its author means something else.
 fn refuse_orphans(args: &SpecArgs) -> Result<()> {
-    let given = [
-        ("--speculative-draft-model-path", args.speculative_draft_model_path.is_some()),
+    let shape = [
         ("--speculative-num-steps", args.speculative_num_steps.is_some()),
         ("--speculative-eagle-topk", args.speculative_eagle_topk.is_some()),
         ("--speculative-num-draft-tokens", args.speculative_num_draft_tokens.is_some()),
@@ -70,8 +75,10 @@ fn refuse_orphans(args: &SpecArgs) -> Result<()> {
         ("--speculative-accept-threshold-single", args.speculative_accept_threshold_single != 1.0),
         ("--speculative-accept-threshold-acc", args.speculative_accept_threshold_acc != 1.0),
     ];
-    match given.iter().find(|(_, given)| *given) {
-        Some((flag, _)) => bail!("{flag} needs --speculative-algorithm (EAGLE, EAGLE3, STANDALONE or NGRAM)"),
+    match draft_model_flags(args).into_iter().chain(shape).find(|(_, given)| *given) {
+        Some((flag, _)) => {
+            bail!("{flag} needs --speculative-algorithm (EAGLE, EAGLE3, NEXTN, STANDALONE or NGRAM)")
+        }
         None => refuse_ngram(args, "NONE"),
     }
 }

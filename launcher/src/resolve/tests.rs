@@ -104,12 +104,88 @@ fn draft_models_have_sglangs_defaults() {
     check("eagle", "", (5, 4, 8));
     check("Eagle3", "", (5, 4, 8));
     check("standalone", "", (3, 1, 4));
+    check("eagle", "--speculative-draft-load-format safetensors", (5, 4, 8));
     check("eagle", "--speculative-num-steps 4", (4, 1, 5));
     check(
         "eagle",
         "--speculative-num-steps 2 --speculative-eagle-topk 4 --speculative-num-draft-tokens 21",
         (2, 4, 21),
     );
+}
+
+/// As in SGLang, NEXTN is EAGLE by another name: with the model's own layer where no draft model is named.
+#[test]
+fn nextn_is_eagle_with_the_models_own_layer() {
+    let dir = folder();
+    let Resolved { config, .. } = resolve_in(dir.path(), "--speculative-algorithm nextn").unwrap();
+    let spec = config.spec.unwrap();
+    let SpecAlgorithm::Eagle(draft) = &spec.algorithm else { panic!("{spec:?}") };
+    assert_eq!(draft.weights, config.model.weights);
+    assert_eq!((spec.num_steps, spec.eagle_topk, spec.num_draft_tokens), (5, 4, 8));
+    assert_eq!(config.server_args["speculative_algorithm"], "EAGLE");
+    assert_eq!(config.server_args["speculative_draft_model_path"], dir.path().to_str().unwrap());
+
+    let other = folder();
+    let path = other.path().display();
+    let flags = format!("--speculative-algorithm NEXTN --speculative-draft-model-path {path}");
+    let spec = resolve_in(dir.path(), &flags).unwrap().config.spec.unwrap();
+    assert_eq!(spec.algorithm.draft_model().unwrap().weights, Weights::Safetensors(other.path().to_owned()));
+}
+
+#[test]
+fn a_standalone_draft_of_another_tokenizer_is_refused_by_the_first_token() {
+    let (target, draft) = (folder(), folder());
+    let write = |dir: &tempfile::TempDir, vocab: serde_json::Value| {
+        let added = json!([{"id": 9, "content": "<end>"}]);
+        let text = json!({"added_tokens": added, "model": {"vocab": vocab}}).to_string();
+        std::fs::write(dir.path().join("tokenizer.json"), text).unwrap();
+    };
+    let path = draft.path().display();
+    let standalone = format!("--speculative-algorithm STANDALONE --speculative-draft-model-path {path}");
+    write(&target, json!({"a": 0, "b": 1, "c": 2, "d": 4}));
+    write(&draft, json!({"a": 0, "c": 1, "b": 2, "padding": 3}));
+    let said = format!("{:#}", resolve_in(target.path(), &standalone).unwrap_err());
+    assert!(said.contains(r#"token 1 is "c" there and "b" here"#), "{said}");
+    assert!(said.contains("--speculative-draft-model-path"), "{said}");
+    // Heads share the target's tokens, whatever lies beside them; a list by id is the same vocabulary, too.
+    resolve_in(target.path(), &standalone.replace("STANDALONE", "EAGLE")).unwrap();
+    write(&draft, json!([["a", 0.0], ["b", -1.0], ["c", -2.0], ["padding", 0.0]]));
+    resolve_in(target.path(), &standalone).unwrap();
+    write(&draft, json!([["a", 0.0], ["b", -1.0], ["c", -2.0], ["padding", 0.0], ["e", 0.0]]));
+    assert!(resolve_in(target.path(), &standalone).is_err());
+
+    let gguf = |tokens: [&str; 4]| {
+        let file = draft.path().join("draft.gguf");
+        let tokens = Gguf::Array(tokens.map(|token| Gguf::String(token.into())).to_vec());
+        gguf_file::write(
+            &mut std::fs::File::create(&file).unwrap(),
+            &[("tokenizer.ggml.tokens", &tokens)],
+            &[],
+        )
+        .unwrap();
+        let named =
+            format!("--speculative-algorithm STANDALONE --speculative-draft-model-path {}", file.display());
+        resolve_in(target.path(), &named)
+    };
+    gguf(["a", "b", "c", "[PAD3]"]).unwrap();
+    let said = format!("{:#}", gguf(["a", "b", "d", "c"]).unwrap_err());
+    assert!(said.contains(r#"token 2 is "d" there and "c" here"#), "{said}");
+}
+
+#[test]
+fn a_token_map_goes_with_eagle_alone() {
+    let map = tempfile::NamedTempFile::new().unwrap();
+    let flags = format!("--speculative-token-map {}", map.path().display());
+    let config = drafting("EAGLE", &flags).unwrap().config;
+    assert_eq!(config.server_args["speculative_token_map"], map.path().to_str().unwrap());
+    assert_eq!(config.spec.unwrap().algorithm.draft_model().unwrap().token_map.as_deref(), Some(map.path()));
+    let check = |algorithm: &str, flags: &str, part: &str| {
+        let said = format!("{:#}", drafting(algorithm, flags).unwrap_err());
+        assert!(said.contains("--speculative-token-map") && said.contains(part), "{said}");
+    };
+    check("EAGLE3", &flags, "d2t");
+    check("STANDALONE", &flags, "has no effect with STANDALONE");
+    check("EAGLE", "--speculative-token-map nowhere.pt", "nowhere.pt is no file");
 }
 
 #[test]
@@ -218,6 +294,23 @@ fn impossible_combinations_are_refused_with_the_relation() {
         ("--speculative-num-draft-tokens 4", "--speculative-num-draft-tokens needs --speculative-algorithm"),
         ("--speculative-algorithm DFLASH", "DFLASH comes with a later release"),
         ("--speculative-algorithm EAGLE3", "needs --speculative-draft-model-path"),
+        ("--speculative-token-map a.pt", "--speculative-token-map needs --speculative-algorithm"),
+        (
+            "--speculative-algorithm NGRAM --speculative-token-map a.pt",
+            "--speculative-token-map has no effect with --speculative-algorithm NGRAM",
+        ),
+        (
+            "--speculative-algorithm NEXTN --speculative-draft-load-format auto",
+            "--speculative-draft-load-format needs --speculative-draft-model-path",
+        ),
+        (
+            "--speculative-algorithm EAGLE --speculative-draft-model-path . --speculative-draft-load-format gguf",
+            "gguf is for STANDALONE",
+        ),
+        (
+            "--speculative-algorithm EAGLE --speculative-draft-model-path . --speculative-draft-load-format dummy",
+            "--speculative-draft-load-format dummy is not supported",
+        ),
         ("--speculative-draft-model-path .", "--speculative-draft-model-path needs --speculative-algorithm"),
         (
             "--speculative-algorithm NGRAM --speculative-draft-model-path .",

@@ -15,7 +15,7 @@ use super::kv::KvPool;
 use super::layers::embedding::Embedding;
 use super::layers::linear::Linear;
 use super::models;
-use super::models::decoder::{Decoder, DecoderInput, DecoderOutput, DecoderSpec};
+use super::models::decoder::{self, Decoder, DecoderInput, DecoderOutput, DecoderSpec};
 use super::shim::{self, InferenceMode};
 use super::target::{ForwardRow, LogitRows, Logits, Target};
 use super::weights::{DummyWeights, Loader, SafetensorFiles, WeightSource};
@@ -36,6 +36,7 @@ pub struct TargetModel {
     limits: EngineLimits,
     placement: (Kind, Device),
     features: Features,
+    weights: Weights,
 }
 
 /// Which hidden states a pass leaves for a draft worker.
@@ -110,7 +111,8 @@ impl TargetModel {
             kv_slots = slots,
             "model loaded"
         );
-        Ok(Self { decoder, kv, attention, limits, placement, features: Features::None })
+        let weights = config.model.weights.clone();
+        Ok(Self { decoder, kv, attention, limits, placement, features: Features::None, weights })
     }
 
     /// What passes leave for a draft worker from now on.
@@ -136,6 +138,16 @@ impl TargetModel {
 
     pub fn head(&self) -> Rc<Linear> {
         self.decoder.head()
+    }
+
+    /// The head's matrix by token, `[vocab, hidden]`. The one in use is packed, so an untied one is read again.
+    pub fn head_table(&self) -> Result<Tensor, EngineError> {
+        let (spec, mut source) = open(&self.weights)?;
+        let (kind, device) = self.placement;
+        match spec.shape.tied {
+            true => Ok(self.embedding().weight().shallow_clone()),
+            false => Ok(source.read(decoder::HEAD)?.to_kind(kind).to_device(device)),
+        }
     }
 
     /// Logits of the wanted tokens.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 use rustc_hash::FxHashMap;
+use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 use tch::{Device, Kind, Tensor};
@@ -211,17 +212,22 @@ impl WeightSource for SafetensorFiles {
         let tensors =
             SafeTensors::deserialize(&self.files[entry.file]).map_err(|error| failed(error.to_string()))?;
         let view = tensors.tensor(name).map_err(|error| failed(error.to_string()))?;
-        match view.dtype() {
-            Dtype::I64 => {
-                let (values, _) = view.data().as_chunks::<8>();
-                Ok(values.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect())
-            }
-            Dtype::I32 => {
-                let (values, _) = view.data().as_chunks::<4>();
-                Ok(values.iter().map(|&bytes| i64::from(i32::from_le_bytes(bytes))).collect())
-            }
-            other => Err(failed(format!("type {other:?} is not supported; known are I64 and I32"))),
+        integers(&view).map_err(failed)
+    }
+}
+
+/// A table of integers, as 64-bit ones.
+pub fn integers(view: &TensorView<'_>) -> Result<Vec<i64>, String> {
+    match view.dtype() {
+        Dtype::I64 => {
+            let (values, _) = view.data().as_chunks::<8>();
+            Ok(values.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect())
         }
+        Dtype::I32 => {
+            let (values, _) = view.data().as_chunks::<4>();
+            Ok(values.iter().map(|&bytes| i64::from(i32::from_le_bytes(bytes))).collect())
+        }
+        other => Err(format!("type {other:?} is not supported; known are I64 and I32")),
     }
 }
 

@@ -1,16 +1,19 @@
 //! Owns the one match on the algorithm's name: what each draft worker needs, checked before the target is loaded, and
 //! the worker itself.
 
-use proto::{Dtype, ServeConfig, SpecAlgorithm, SpecConfig, Weights};
+use proto::{DraftModelConfig, Dtype, ServeConfig, SpecAlgorithm, SpecConfig, TokenId, Weights};
 use tch::{Kind, Tensor};
 
 use crate::engine::EngineError;
 use crate::engine::hf_config::HfConfig;
 use crate::engine::model::{self, Features, Neighbour, TargetModel};
 use crate::engine::models::draft::DraftModel;
-use crate::engine::models::draft_config::DraftFiles;
+use crate::engine::models::draft_block::BlockSpec;
+use crate::engine::models::draft_config::{DraftFiles, HeadKind};
 use crate::engine::models::eagle_head::{EagleHead, EagleSpec};
 use crate::engine::models::eagle3_head::{Eagle3Head, Eagle3Spec};
+use crate::engine::models::mtp_head::{MtpHead, MtpSpec};
+use crate::engine::models::token_map;
 use crate::engine::spec::Drafter;
 use crate::engine::spec::draft_model::{DraftShape, ModelDrafter};
 use crate::engine::spec::ngram::NgramDrafter;
@@ -27,6 +30,7 @@ enum PlanKind<'a> {
     Ngram(NgramDrafter),
     Eagle(EagleSpec, DraftFiles),
     Eagle3(Eagle3Spec, DraftFiles),
+    Mtp(MtpSpec, DraftFiles),
     Standalone { weights: &'a Weights, parameters: Vec<Parameter>, slot_values: usize },
 }
 
@@ -45,10 +49,7 @@ impl<'a> DraftPlan<'a> {
             SpecAlgorithm::Ngram(ngram) => {
                 PlanKind::Ngram(NgramDrafter::new(ngram, shape.draft_tokens, shape.steps))
             }
-            SpecAlgorithm::Eagle(draft) => {
-                let files = DraftFiles::open(head_folder(&draft.weights)?)?;
-                PlanKind::Eagle(EagleSpec::read(&files, &model::shape_of(&config.model.weights)?)?, files)
-            }
+            SpecAlgorithm::Eagle(draft) => eagle(config, draft, shape.topk)?,
             SpecAlgorithm::Eagle3(draft) => {
                 let files = DraftFiles::open(head_folder(&draft.weights)?)?;
                 PlanKind::Eagle3(Eagle3Spec::read(&files, &model::shape_of(&config.model.weights)?)?, files)
@@ -66,6 +67,7 @@ impl<'a> DraftPlan<'a> {
         match &self.kind {
             PlanKind::Ngram(_) | PlanKind::Standalone { .. } => Features::None,
             PlanKind::Eagle(..) => Features::Final,
+            PlanKind::Mtp(spec, _) => spec.features().clone(),
             PlanKind::Eagle3(spec, _) => {
                 spec.captured().map_or(Features::Final, |layers| Features::Layers(layers.to_vec()))
             }
@@ -74,20 +76,24 @@ impl<'a> DraftPlan<'a> {
 
     /// The memory it takes beside the target.
     pub(super) fn neighbour(&self, config: &ServeConfig) -> Neighbour {
-        let (slot_values, parameters) = match &self.kind {
+        let (slot_values, weights) = match &self.kind {
             PlanKind::Ngram(_) => return Neighbour::default(),
             PlanKind::Eagle(spec, _) => {
-                let shape = &spec.block().shape;
-                (2 * shape.kv_heads * shape.head_dim + shape.hidden_size, spec.parameters())
+                let block = spec.block();
+                let weights = values(&spec.parameters()) + spec.hot_values();
+                (head_slot_values(block, block.shape.hidden_size), weights)
             }
             PlanKind::Eagle3(spec, _) => {
-                let shape = &spec.block().shape;
-                (2 * shape.kv_heads * shape.head_dim + spec.feature_width(), spec.parameters())
+                (head_slot_values(spec.block(), spec.feature_width()), values(&spec.parameters()))
             }
-            PlanKind::Standalone { parameters, slot_values, .. } => (*slot_values, parameters.clone()),
+            PlanKind::Mtp(spec, _) => {
+                let block = spec.block();
+                let weights = values(&spec.parameters()) + spec.hot_values();
+                (head_slot_values(block, block.shape.hidden_size), weights)
+            }
+            PlanKind::Standalone { parameters, slot_values, .. } => (*slot_values, values(parameters)),
         };
         let bytes = value_bytes(config.model.dtype);
-        let weights: usize = parameters.iter().map(|p| p.shape.iter().product::<usize>()).sum();
         let slot_bytes = slot_values as u64 * bytes;
         Neighbour {
             slot_bytes,
@@ -116,6 +122,7 @@ impl<'a> DraftPlan<'a> {
             PlanKind::Eagle3(spec, files) => {
                 Box::new(Eagle3Head::load(&spec, files, target, room, progress)?)
             }
+            PlanKind::Mtp(spec, files) => Box::new(MtpHead::load(&spec, files, target, room, progress)?),
             PlanKind::Standalone { weights, .. } => {
                 Box::new(StandaloneModel::load(config, weights, room, progress)?)
             }
@@ -124,7 +131,70 @@ impl<'a> DraftPlan<'a> {
     }
 }
 
+/// A head in EAGLE's format, or a checkpoint's multi-token-prediction layer: the target's own, or another's.
+fn eagle(
+    config: &ServeConfig,
+    draft: &DraftModelConfig,
+    topk: usize,
+) -> Result<PlanKind<'static>, EngineError> {
+    let own = draft.weights == config.model.weights;
+    if own && !matches!(draft.weights, Weights::Safetensors(_)) {
+        return Err(no_mtp_layer());
+    }
+    let files = DraftFiles::open(head_folder(&draft.weights)?)?;
+    let target = model::shape_of(&config.model.weights)?;
+    let hot = hot_tokens(draft, &target, topk)?;
+    if let Some(spec) = MtpSpec::find(&files, &target, hot.as_deref())? {
+        tracing::info!(family = spec.family(), "drafting with the checkpoint's multi-token-prediction layer");
+        return Ok(PlanKind::Mtp(spec, files));
+    }
+    if own {
+        return Err(no_mtp_layer());
+    }
+    Ok(PlanKind::Eagle(EagleSpec::read(&files, &target, hot.as_deref())?, files))
+}
+
+fn hot_tokens(
+    draft: &DraftModelConfig,
+    target: &HfConfig,
+    topk: usize,
+) -> Result<Option<Vec<TokenId>>, EngineError> {
+    let Some(path) = &draft.token_map else { return Ok(None) };
+    let hot = token_map::read(path, target.vocab_size)?;
+    match hot.len() < topk {
+        false => Ok(Some(hot)),
+        true => Err(EngineError::Load {
+            what: format!("--speculative-token-map {}", path.display()),
+            reason: format!(
+                "names {} tokens; --speculative-eagle-topk {topk} tries more after each token",
+                hot.len()
+            ),
+        }),
+    }
+}
+
+fn no_mtp_layer() -> EngineError {
+    EngineError::Load {
+        what: "--speculative-algorithm NEXTN".into(),
+        reason: "the model given by --model brings no multi-token-prediction layer along; use EAGLE or EAGLE3 with a \
+                 head that --speculative-draft-model-path names, or NGRAM, which needs no draft model"
+            .into(),
+    }
+}
+
 fn standalone<'a>(config: &ServeConfig, weights: &'a Weights) -> Result<PlanKind<'a>, EngineError> {
+    if let Weights::Safetensors(dir) = weights {
+        let right = match DraftFiles::open(dir)?.kind() {
+            HeadKind::Eagle => Some("EAGLE"),
+            HeadKind::Eagle3 => Some("EAGLE3"),
+            HeadKind::Mtp | HeadKind::None => None,
+        };
+        if let Some(right) = right {
+            return Err(refused(format!(
+                "is an {right} head, no whole model; use --speculative-algorithm {right}"
+            )));
+        }
+    }
     let target = model::shape_of(&config.model.weights)?;
     let spec = model::spec_of(weights)?;
     let HfConfig { vocab_size, .. } = spec.shape;
@@ -163,6 +233,15 @@ fn head_folder(weights: &Weights) -> Result<&std::path::Path, EngineError> {
 
 fn refused(reason: String) -> EngineError {
     EngineError::Load { what: "--speculative-draft-model-path".into(), reason }
+}
+
+fn values(parameters: &[Parameter]) -> usize {
+    parameters.iter().map(|parameter| parameter.shape.iter().product::<usize>()).sum()
+}
+
+/// Keys, values and the target's hidden state of a position.
+fn head_slot_values(block: &BlockSpec, features: usize) -> usize {
+    2 * block.shape.kv_heads * block.shape.head_dim + features
 }
 
 fn value_bytes(dtype: Dtype) -> u64 {

@@ -2,6 +2,7 @@
 
 mod cache;
 mod golden;
+mod hot_tokens;
 mod lossless;
 mod refusals;
 mod sampled;
@@ -23,6 +24,7 @@ use crate::batch::{Batch, BatchRow, DraftLimit, EngineSlot, RowKind, RowOutput, 
 use crate::cache::{Lease, PrefixCache};
 use crate::engine::DraftStatus;
 use crate::engine::model::tests::{config, fixtures};
+use crate::engine::models::tests::nextn_checkpoint;
 use crate::engine::spec::tree::DraftTree;
 use crate::engine::spec::{Commit, DraftDraw, DraftInput, Drafter};
 
@@ -34,15 +36,46 @@ struct Pair {
     target: &'static str,
     draft: &'static str,
     algorithm: Algorithm,
+    /// Folder of the reference runs.
+    golden: &'static str,
 }
 
-const EAGLE: Pair =
-    Pair { target: "llama-tiny", draft: "eagle1-tiny/draft", algorithm: SpecAlgorithm::Eagle };
+const EAGLE: Pair = Pair {
+    target: "llama-tiny",
+    draft: "eagle1-tiny/draft",
+    algorithm: SpecAlgorithm::Eagle,
+    golden: "eagle1-tiny",
+};
 const EAGLE_BARE: Pair = Pair { draft: "eagle1-tiny/draft_nobias_noembed", ..EAGLE };
-const EAGLE3: Pair =
-    Pair { target: "eagle3-tiny", draft: "eagle3-tiny/draft", algorithm: SpecAlgorithm::Eagle3 };
-const STANDALONE: Pair =
-    Pair { target: "llama-tiny", draft: "standalone-tiny/draft", algorithm: SpecAlgorithm::Standalone };
+const EAGLE3: Pair = Pair {
+    target: "eagle3-tiny",
+    draft: "eagle3-tiny/draft",
+    algorithm: SpecAlgorithm::Eagle3,
+    golden: "eagle3-tiny",
+};
+const STANDALONE: Pair = Pair {
+    target: "llama-tiny",
+    draft: "standalone-tiny/draft",
+    algorithm: SpecAlgorithm::Standalone,
+    golden: "standalone-tiny",
+};
+/// With the layer that the target brings along, in MiMo's layout.
+const NEXTN: Pair = Pair {
+    target: "mtp-tiny",
+    draft: "mtp-tiny/target",
+    algorithm: SpecAlgorithm::Eagle,
+    golden: "mtp-tiny",
+};
+
+/// The same target in NextN's layout, in a folder that the caller keeps.
+fn nextn_layout() -> (tempfile::TempDir, Pair) {
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("target");
+    nextn_checkpoint(&target);
+    let name = |path: &std::path::Path| -> &'static str { path.display().to_string().leak() };
+    let pair = Pair { target: name(dir.path()), draft: name(&target), ..NEXTN };
+    (dir, pair)
+}
 
 /// `(steps, topk, draft tokens)`.
 type Shape = (u32, u32, u32);
@@ -54,7 +87,7 @@ const fn chain(steps: u32) -> Shape {
 fn serve_config(pair: Pair, shape: Option<Shape>) -> ServeConfig {
     let weights = |case: &str| Weights::Safetensors(fixtures().join(case));
     let mut config = config(weights(&format!("{}/target", pair.target)), Dtype::Float32);
-    let draft = DraftModelConfig { path: pair.draft.into(), weights: weights(pair.draft) };
+    let draft = DraftModelConfig { path: pair.draft.into(), weights: weights(pair.draft), token_map: None };
     config.schedule.num_threads = 1;
     config.spec = shape.map(|(num_steps, eagle_topk, num_draft_tokens)| SpecConfig {
         algorithm: (pair.algorithm)(draft),
@@ -76,8 +109,7 @@ fn prompts(pair: Pair) -> Vec<Vec<TokenId>> {
     struct Prompt {
         ids: Vec<TokenId>,
     }
-    let case = pair.draft.split('/').next().unwrap();
-    let text = std::fs::read(fixtures().join(case).join("golden.json")).unwrap();
+    let text = std::fs::read(fixtures().join(pair.golden).join("golden.json")).unwrap();
     let Golden { prompts } = serde_json::from_slice(&text).unwrap();
     prompts.into_iter().map(|prompt| prompt.ids).collect()
 }

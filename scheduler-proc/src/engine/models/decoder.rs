@@ -110,7 +110,8 @@ impl DecoderSpec {
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const FINAL_NORM: &str = "model.norm.weight";
-const HEAD: &str = "lm_head.weight";
+/// The head's matrix, where it is not tied to the embedding.
+pub const HEAD: &str = "lm_head.weight";
 
 fn layer_name(layer: usize, name: &str) -> String {
     format!("model.layers.{layer}.{name}")

@@ -12,26 +12,32 @@ use crate::engine::kv::{KvPool, KvShape};
 use crate::engine::layers::linear::Linear;
 use crate::engine::layers::mlp::GatedMlp;
 use crate::engine::layers::norm::RmsNorm;
-use crate::engine::layers::rope::{HeadRotation, RopeTables};
+use crate::engine::layers::rope::{HeadNorms, HeadRotation, RopeTables};
 use crate::engine::weights::{Loader, Parameter, WeightSource};
 
-const PREFIX: &str = "layers.0.";
+/// What the layer's tensors are called in a head's own folder.
+pub const PREFIX: &str = "layers.0.";
 const FUSED: [&[&str]; 4] = [
     &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
     &["self_attn.o_proj"],
     &["mlp.gate_proj", "mlp.up_proj"],
     &["mlp.down_proj"],
 ];
-const MLP_NORM: &str = "layers.0.post_attention_layernorm.weight";
+const MLP_NORM: &str = "post_attention_layernorm.weight";
+const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
 
 /// Shape of a head's layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlockSpec {
     pub shape: HfConfig,
+    /// What the names of its tensors begin with.
+    pub prefix: String,
     /// Width of what attention projects from.
     pub input: usize,
     /// Which projections have a bias.
     pub biased: Vec<&'static str>,
+    /// A norm over each head of queries and keys, before rotation.
+    pub qk_norm: bool,
 }
 
 /// Attention and MLP of one layer, with the addition to the residual stream between them.
@@ -45,12 +51,23 @@ pub(super) struct DraftBlock {
 }
 
 impl BlockSpec {
-    /// Biases are those that the file has: configs of published heads do not tell.
-    pub fn new(shape: &HfConfig, input: usize, source: &dyn WeightSource) -> Self {
-        let has = |name: &&str| source.shape(&format!("{PREFIX}{name}.bias")).is_some();
+    /// Biases and norms over heads are those that the file has: configs of published heads do not tell.
+    pub fn new(shape: &HfConfig, prefix: &str, input: usize, source: &dyn WeightSource) -> Self {
+        let has = |name: &str| source.shape(&format!("{prefix}{name}")).is_some();
+        let has_bias = |name: &&str| has(&format!("{name}.bias"));
         // Projections that become one have all their biases or none.
-        let biased = FUSED.iter().filter(|group| group.iter().any(has)).flat_map(|group| group.iter());
-        Self { shape: shape.clone(), input, biased: biased.copied().collect() }
+        let biased = FUSED.iter().filter(|group| group.iter().any(has_bias)).flat_map(|group| group.iter());
+        Self {
+            shape: shape.clone(),
+            prefix: prefix.to_owned(),
+            input,
+            biased: biased.copied().collect(),
+            qk_norm: HEAD_NORMS.into_iter().any(has),
+        }
+    }
+
+    fn name(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
     }
 
     pub fn kv_shape(&self) -> KvShape {
@@ -58,11 +75,18 @@ impl BlockSpec {
     }
 
     pub fn parameters(&self) -> Vec<Parameter> {
-        let mut all = vec![Parameter { name: MLP_NORM.into(), shape: vec![self.shape.hidden_size] }];
+        let mut all = Vec::new();
+        let mut add = |name: &str, shape: &[usize]| {
+            all.push(Parameter { name: self.name(name), shape: shape.to_vec() });
+        };
+        add(MLP_NORM, &[self.shape.hidden_size]);
+        for norm in HEAD_NORMS.into_iter().filter(|_| self.qk_norm) {
+            add(norm, &[self.shape.head_dim]);
+        }
         for (name, shape) in self.projections() {
-            all.push(Parameter { name: format!("{PREFIX}{name}.weight"), shape: shape.to_vec() });
+            add(&format!("{name}.weight"), &shape);
             if self.is_biased(name) {
-                all.push(Parameter { name: format!("{PREFIX}{name}.bias"), shape: vec![shape[0]] });
+                add(&format!("{name}.bias"), &shape[..1]);
             }
         }
         all
@@ -104,16 +128,23 @@ impl DraftBlock {
         );
         let mut parts = Vec::new();
         for (name, _) in spec.projections() {
-            let weight = loader.load(&format!("{PREFIX}{name}.weight"))?;
-            let bias =
-                spec.is_biased(name).then(|| loader.load(&format!("{PREFIX}{name}.bias"))).transpose()?;
+            let weight = loader.load(&spec.name(&format!("{name}.weight")))?;
+            let biased = spec.is_biased(name);
+            let bias = biased.then(|| loader.load(&spec.name(&format!("{name}.bias")))).transpose()?;
             parts.push((weight, bias));
         }
+        let mut norm =
+            |name: &str| Ok::<_, EngineError>(RmsNorm::new(loader.load(&spec.name(name))?, shape.norm_eps));
+        let [q, k] = HEAD_NORMS;
+        let norms = match spec.qk_norm {
+            false => None,
+            true => Some(HeadNorms { q: norm(q)?, k: norm(k)? }),
+        };
         Ok(Self {
             qkv: Linear::fused(&parts[0..3])?,
-            rotation: HeadRotation { norms: None, tables: Rc::new(tables) },
+            rotation: HeadRotation { norms, tables: Rc::new(tables) },
             output: Linear::fused(&parts[3..4])?,
-            mlp_norm: RmsNorm::new(loader.load(MLP_NORM)?, shape.norm_eps),
+            mlp_norm: norm(MLP_NORM)?,
             mlp: GatedMlp { gate_up: Linear::fused(&parts[4..6])?, down: Linear::fused(&parts[6..7])? },
         })
     }

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::Deserialize;
 use tch::Tensor;
 
+use super::mtp_layout::MtpPlace;
 use crate::engine::EngineError;
 use crate::engine::hf_config::HfConfig;
 use crate::engine::weights::{SafetensorFiles, WeightSource};
@@ -16,13 +17,33 @@ pub struct DraftFiles {
     pub source: Box<dyn WeightSource>,
 }
 
-/// Keys that only heads have.
+/// What a folder's tensors say it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadKind {
+    Eagle,
+    Eagle3,
+    /// A checkpoint that brings multi-token-prediction layers along.
+    Mtp,
+    /// No head: a whole model, or nothing known.
+    None,
+}
+
+/// Keys that only heads have. What a key leaves open the tensors tell.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 pub struct HeadConfig {
     pub draft_vocab_size: Option<usize>,
     pub target_hidden_size: Option<usize>,
+    /// How many layers it captures, for heads that do not name them.
+    pub num_aux_hidden_states: Option<usize>,
+    /// What the head passes on went through its last norm.
     #[serde(default)]
     pub norm_output: bool,
+    /// The residual stream begins behind the norm of the hidden state, not before.
+    #[serde(default)]
+    pub norm_before_residual: bool,
+    norm_before_fc: Option<bool>,
+    fc_norm: Option<bool>,
+    use_aux_norm: Option<bool>,
     eagle_config: Option<EagleConfig>,
 }
 
@@ -30,6 +51,7 @@ pub struct HeadConfig {
 struct EagleConfig {
     eagle_aux_hidden_state_layer_ids: Option<Vec<usize>>,
     use_aux_hidden_state: Option<bool>,
+    norm_before_fc: Option<bool>,
 }
 
 impl HeadConfig {
@@ -45,6 +67,17 @@ impl HeadConfig {
             None => vec![2, target_layers / 2, target_layers.saturating_sub(3)],
         })
     }
+
+    /// Whether one norm goes over all captured features together.
+    pub fn norms_features(&self) -> Option<bool> {
+        let inner = self.eagle_config.as_ref().and_then(|config| config.norm_before_fc);
+        inner.or(self.norm_before_fc)
+    }
+
+    /// Whether each captured layer has a norm of its own.
+    pub fn norms_parts(&self) -> Option<bool> {
+        self.fc_norm.or(self.use_aux_norm)
+    }
 }
 
 impl DraftFiles {
@@ -56,6 +89,18 @@ impl DraftFiles {
         let config = serde_json::from_slice(&text).map_err(|error| failed(error.to_string()))?;
         let source = Box::new(HeadTensors { files: SafetensorFiles::open(dir)? });
         Ok(Self { shape, config, source })
+    }
+
+    pub fn kind(&self) -> HeadKind {
+        let has = |name: &str| self.source.shape(name).is_some();
+        let joins = has("fc.weight");
+        match () {
+            () if joins && self.shape.architecture.ends_with("Eagle3") => HeadKind::Eagle3,
+            () if has("d2t") || has("layers.0.hidden_norm.weight") => HeadKind::Eagle3,
+            () if joins => HeadKind::Eagle,
+            () if MtpPlace::find(self.source.as_ref(), self.shape.layers, 0).is_some() => HeadKind::Mtp,
+            () => HeadKind::None,
+        }
     }
 }
 

@@ -6,8 +6,9 @@ use proto::TokenId;
 use tch::Tensor;
 
 use super::draft::{DraftModel, Inherited};
-use super::draft_block::{BlockSpec, DraftBlock};
-use super::draft_config::DraftFiles;
+use super::draft_block::{self, BlockSpec, DraftBlock};
+use super::draft_config::{DraftFiles, HeadKind};
+use super::draft_output::DraftOutput;
 use crate::engine::EngineError;
 use crate::engine::attention::AttentionBackend;
 use crate::engine::attention::plan::AttentionPlan;
@@ -16,7 +17,7 @@ use crate::engine::kv::KvPool;
 use crate::engine::layers::embedding::Embedding;
 use crate::engine::layers::linear::Linear;
 use crate::engine::model::{TargetModel, attention_for};
-use crate::engine::shim::{self, InferenceMode};
+use crate::engine::shim::InferenceMode;
 use crate::engine::target::{ForwardRow, Logits};
 use crate::engine::weights::{Loader, Parameter};
 
@@ -29,16 +30,27 @@ pub struct EagleSpec {
     block: BlockSpec,
     bias: bool,
     own_embedding: bool,
+    hot: Option<Vec<TokenId>>,
 }
 
 impl EagleSpec {
-    /// Refuses what is no EAGLE head, or none for this target.
-    pub fn read(files: &DraftFiles, target: &HfConfig) -> Result<Self, EngineError> {
+    /// Refuses what is no EAGLE head, or none for this target. `hot` are the tokens it may draft, where not all.
+    pub fn read(files: &DraftFiles, target: &HfConfig, hot: Option<&[TokenId]>) -> Result<Self, EngineError> {
         let shape = &files.shape;
         let has = |name: &str| files.source.shape(name).is_some();
         let failed = |reason: String| EngineError::Load { what: files.source.describe(), reason };
-        if shape.architecture.ends_with("Eagle3") || has("d2t") || has("layers.0.hidden_norm.weight") {
-            return Err(failed("is an EAGLE3 head; use --speculative-algorithm EAGLE3".into()));
+        match files.kind() {
+            HeadKind::Eagle => {}
+            HeadKind::Eagle3 => {
+                return Err(failed("is an EAGLE3 head; use --speculative-algorithm EAGLE3".into()));
+            }
+            HeadKind::Mtp | HeadKind::None => {
+                return Err(failed(
+                    "has no fc.weight, so it is no EAGLE head; for a whole smaller model use \
+                     --speculative-algorithm STANDALONE"
+                        .into(),
+                ));
+            }
         }
         if !ARCHITECTURES.contains(&shape.architecture.as_str()) {
             return Err(failed(format!(
@@ -47,28 +59,26 @@ impl EagleSpec {
                 ARCHITECTURES.join(", ")
             )));
         }
-        if !has("fc.weight") {
-            return Err(failed(
-                "has no fc.weight, so it is no EAGLE head; for a whole smaller model use \
-                 --speculative-algorithm STANDALONE"
-                    .into(),
-            ));
-        }
         if shape.layers != 1 {
             return Err(failed(format!("has {} layers; an EAGLE head has 1", shape.layers)));
         }
-        if (shape.hidden_size, shape.vocab_size) != (target.hidden_size, target.vocab_size) {
-            return Err(failed(format!(
-                "has hidden size {} and a vocabulary of {}; the model given by --model has {} and {}",
-                shape.hidden_size, shape.vocab_size, target.hidden_size, target.vocab_size
-            )));
-        }
-        let block = BlockSpec::new(shape, shape.hidden_size, files.source.as_ref());
-        Ok(Self { block, bias: has("fc.bias"), own_embedding: has(EMBEDDING) })
+        check_target(files, target)?;
+        let source = files.source.as_ref();
+        Ok(Self {
+            block: BlockSpec::new(shape, draft_block::PREFIX, shape.hidden_size, source),
+            bias: has("fc.bias"),
+            own_embedding: has(EMBEDDING),
+            hot: hot.map(<[TokenId]>::to_vec),
+        })
     }
 
     pub fn block(&self) -> &BlockSpec {
         &self.block
+    }
+
+    /// Values of the head it has for hot tokens, beside its parameters.
+    pub fn hot_values(&self) -> usize {
+        self.hot.as_ref().map_or(0, Vec::len) * self.block.shape.hidden_size
     }
 
     pub fn parameters(&self) -> Vec<Parameter> {
@@ -91,11 +101,10 @@ pub struct EagleHead {
     embedding: Rc<Embedding>,
     join: Linear,
     block: DraftBlock,
-    head: Rc<Linear>,
+    output: DraftOutput,
     kv: KvPool,
     attention: Box<dyn AttentionBackend>,
     width: usize,
-    vocab_size: usize,
 }
 
 impl EagleHead {
@@ -110,34 +119,46 @@ impl EagleHead {
         let _inference = InferenceMode::enter();
         let (kind, device) = target.placement();
         let mut loader = Loader::new(files.source, &spec.parameters(), (kind, device), progress)?;
-        let embedding = load_embedding(spec.own_embedding, target, &mut loader)?;
+        let own_embedding = spec.own_embedding.then_some(EMBEDDING);
+        let embedding = load_embedding(own_embedding, target, &mut loader)?;
         let bias = spec.bias.then(|| loader.load("fc.bias")).transpose()?;
         Ok(Self {
             embedding,
             join: Linear::new(&loader.load("fc.weight")?, bias)?,
             block: DraftBlock::load(&spec.block, positions, &mut loader)?,
-            head: target.head(),
+            output: DraftOutput::over_target(None, spec.hot.as_deref(), target)?,
             kv: KvPool::new(spec.block.kv_shape(), slots, kind, device)?,
             attention: attention_for(device),
             width: spec.block.shape.hidden_size,
-            vocab_size: target.vocab_size(),
         })
     }
 }
 
-/// The file's table, or the target's where the file has none or has the same: a table is large.
+/// Whether a head goes with a target: as wide, and over the same vocabulary.
+pub(super) fn check_target(files: &DraftFiles, target: &HfConfig) -> Result<(), EngineError> {
+    let shape = &files.shape;
+    if (shape.hidden_size, shape.vocab_size) == (target.hidden_size, target.vocab_size) {
+        return Ok(());
+    }
+    Err(EngineError::Load {
+        what: files.source.describe(),
+        reason: format!(
+            "has hidden size {} and a vocabulary of {}; the model given by --model has {} and {}",
+            shape.hidden_size, shape.vocab_size, target.hidden_size, target.vocab_size
+        ),
+    })
+}
+
+/// The file's table of that name, or the target's where the file has none or has the same: a table is large.
 pub(super) fn load_embedding(
-    own: bool,
+    own: Option<&str>,
     target: &TargetModel,
     loader: &mut Loader<'_>,
 ) -> Result<Rc<Embedding>, EngineError> {
     let shared = target.embedding();
-    if !own {
-        return Ok(shared);
-    }
-    let table = loader.load(EMBEDDING)?;
-    let same = table.size() == shared.weight().size() && table.equal(shared.weight());
-    Ok(if same { shared } else { Rc::new(Embedding::new(table)) })
+    let Some(name) = own else { return Ok(shared) };
+    let table = loader.load(name)?;
+    Ok(if table.equal(shared.weight()) { shared } else { Rc::new(Embedding::new(table)) })
 }
 
 impl DraftModel for EagleHead {
@@ -166,20 +187,14 @@ impl DraftModel for EagleHead {
     }
 
     fn logits(&self, states: &Tensor) -> Result<Logits, EngineError> {
-        host_logits(&self.head, states, self.vocab_size)
+        self.output.logits(states)
     }
 
     fn vocabulary(&self) -> Option<&[TokenId]> {
-        None
+        self.output.vocabulary()
     }
 }
 
 pub(super) fn no_hidden() -> EngineError {
     EngineError::Step { stage: "draft", reason: "the head got no hidden states".into() }
-}
-
-pub(super) fn host_logits(head: &Linear, states: &Tensor, vocab_size: usize) -> Result<Logits, EngineError> {
-    let _inference = InferenceMode::enter();
-    let logits = head.forward_wide(states)?;
-    Ok(Logits { vocab_size, values: shim::to_host(&logits)? })
 }

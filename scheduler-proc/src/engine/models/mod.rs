@@ -2,14 +2,19 @@
 
 pub mod decoder;
 pub mod draft;
-mod draft_block;
+pub mod draft_block;
 pub mod draft_config;
+mod draft_output;
 pub mod eagle3_head;
+mod eagle3_spec;
 pub mod eagle_head;
 mod llama;
 mod mistral;
+pub mod mtp_head;
+mod mtp_layout;
 mod qwen2;
 mod qwen3;
+pub mod token_map;
 
 use self::decoder::DecoderSpec;
 use super::EngineError;
@@ -18,8 +23,10 @@ use super::hf_config::HfConfig;
 type Describe = fn(&HfConfig) -> DecoderSpec;
 
 /// Hugging Face architecture and its description.
-const FAMILIES: [(&str, Describe); 4] = [
+const FAMILIES: [(&str, Describe); 5] = [
     ("LlamaForCausalLM", llama::describe),
+    // MiMo-7B is Qwen2 with multi-token-prediction layers behind it.
+    ("MiMoForCausalLM", qwen2::describe),
     ("MistralForCausalLM", mistral::describe),
     ("Qwen2ForCausalLM", qwen2::describe),
     ("Qwen3ForCausalLM", qwen3::describe),
@@ -37,3 +44,6 @@ pub fn describe(config: &HfConfig) -> Result<DecoderSpec, EngineError> {
     })?;
     Ok(describe(config))
 }
+
+#[cfg(test)]
+pub(super) mod tests;

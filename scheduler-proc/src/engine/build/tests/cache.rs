@@ -5,8 +5,8 @@ use super::*;
 
 const SHAPES: [Shape; 2] = [chain(4), (4, 4, 13)];
 
-fn pairs() -> [Pair; 3] {
-    [EAGLE, EAGLE3, STANDALONE]
+fn pairs() -> [Pair; 4] {
+    [EAGLE, EAGLE3, STANDALONE, NEXTN]
 }
 
 /// Drafts and acceptance of a request in an engine that knows nothing.

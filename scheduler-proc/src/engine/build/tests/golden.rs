@@ -17,6 +17,25 @@ struct Golden {
 struct GoldenPrompt {
     ids: Vec<TokenId>,
     greedy: Vec<TokenId>,
+    #[serde(default)]
+    runs: Vec<GoldenRun>,
+}
+
+/// The reference runs of one target with layers in several layouts.
+#[derive(Deserialize)]
+struct GoldenLayouts {
+    prompts: Vec<GoldenPrompt>,
+    variants: BTreeMap<String, GoldenLayout>,
+}
+
+#[derive(Deserialize)]
+struct GoldenLayout {
+    modes: BTreeMap<String, Vec<GoldenMode>>,
+}
+
+#[derive(Deserialize)]
+struct GoldenMode {
+    prompt_len: usize,
     runs: Vec<GoldenRun>,
 }
 
@@ -84,8 +103,22 @@ struct GoldenTreeStep {
 const NEAR_TIE: f64 = 1e-3;
 
 fn golden(pair: Pair) -> Golden {
-    let case = pair.draft.split('/').next().unwrap();
-    serde_json::from_slice(&std::fs::read(fixtures().join(case).join("golden.json")).unwrap()).unwrap()
+    golden_file(pair)
+}
+
+fn golden_file<T: serde::de::DeserializeOwned>(pair: Pair) -> T {
+    serde_json::from_slice(&std::fs::read(fixtures().join(pair.golden).join("golden.json")).unwrap()).unwrap()
+}
+
+/// The prompts with the runs of one layout's first layer, up to a depth.
+fn layout_prompts(pair: Pair, layout: &str, mode: &str, longest: u32) -> Vec<GoldenPrompt> {
+    let GoldenLayouts { mut prompts, mut variants } = golden_file(pair);
+    let modes = variants.remove(layout).unwrap().modes.remove(mode).unwrap();
+    for GoldenMode { prompt_len, mut runs } in modes {
+        runs.retain(|run| run.k <= longest);
+        prompts.iter_mut().find(|prompt| prompt.ids.len() == prompt_len).unwrap().runs = runs;
+    }
+    prompts
 }
 
 fn overshooting(prompt: &[TokenId], max_new: usize) -> Ask {
@@ -93,11 +126,14 @@ fn overshooting(prompt: &[TokenId], max_new: usize) -> Ask {
 }
 
 fn check_chains(pair: Pair) {
-    let golden = golden(pair);
-    let longest = golden.prompts[0].runs.iter().map(|run| run.k).max().unwrap();
+    check_runs(pair, &golden(pair).prompts);
+}
+
+fn check_runs(pair: Pair, prompts: &[GoldenPrompt]) {
+    let longest = prompts[0].runs.iter().map(|run| run.k).max().unwrap();
     for k in 1..=longest {
         let mut rig = Rig::new(pair, Some(chain(k)), PLAIN);
-        for prompt in &golden.prompts {
+        for prompt in prompts {
             let Some(run) = prompt.runs.iter().find(|run| run.k == k) else { continue };
             let what = format!("{}, K = {k}, prompt of {}", pair.draft, prompt.ids.len());
             let answer = rig.serve_one(&overshooting(&prompt.ids, prompt.greedy.len()));
@@ -205,6 +241,23 @@ fn eagle3_chains_are_the_references() {
 fn eagle3_trees_are_the_references() {
     check_trees(EAGLE3);
     check_tree_runs(EAGLE3);
+}
+
+/// The one layer again and again, as EAGLE would.
+#[test]
+fn nextn_chains_are_the_references() {
+    let prompts = layout_prompts(NEXTN, "mimo7b", "ar1", 4);
+    assert_eq!(prompts.iter().map(|prompt| prompt.runs.len()).sum::<usize>(), 4 * 4);
+    check_runs(NEXTN, &prompts);
+}
+
+/// Of this layout there are runs with a layer per step only, whose first step is the first layer's.
+#[test]
+fn the_first_drafts_in_nextns_own_layout_are_the_references() {
+    let prompts = layout_prompts(NEXTN, "nextn", "chain3", 1);
+    assert_eq!(prompts.iter().map(|prompt| prompt.runs.len()).sum::<usize>(), 4);
+    let (_dir, pair) = nextn_layout();
+    check_runs(pair, &prompts);
 }
 
 #[test]

@@ -113,8 +113,15 @@ fn standalone_leaves_the_answer_alone() {
 }
 
 #[test]
+fn nextn_leaves_the_answer_alone_in_both_layouts() {
+    check(NEXTN);
+    let (_dir, pair) = nextn_layout();
+    check(pair);
+}
+
+#[test]
 fn every_length_from_one_token_on() {
-    for pair in [EAGLE, EAGLE3, STANDALONE] {
+    for pair in [EAGLE, EAGLE3, STANDALONE, NEXTN] {
         let mut plain = Rig::new(pair, None, PLAIN);
         for shape in SHAPES {
             let mut rig = Rig::new(pair, Some(shape), PLAIN);

@@ -139,7 +139,7 @@ fn real_acceptance() {
     config.schedule.num_threads = 2;
     let weights = Weights::Safetensors(head.into());
     config.spec.as_mut().unwrap().algorithm =
-        SpecAlgorithm::Eagle(DraftModelConfig { path: String::new(), weights });
+        SpecAlgorithm::Eagle(DraftModelConfig { path: String::new(), weights, token_map: None });
     let text = std::fs::read_to_string(fixtures().join("smollm2-greedy.json")).unwrap();
     let golden: serde_json::Value = serde_json::from_str(&text).unwrap();
     let ids = |prompt: &serde_json::Value| serde_json::from_value(prompt["prompt_ids"].clone()).unwrap();

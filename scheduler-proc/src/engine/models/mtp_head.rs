@@ -1,0 +1,217 @@
+//! Owns the draft head that a checkpoint brings along: its first multi-token-prediction layer, used again and again.
+
+use std::rc::Rc;
+
+use proto::TokenId;
+use tch::Tensor;
+
+use super::draft::{DraftModel, Inherited};
+use super::draft_block::{BlockSpec, DraftBlock};
+use super::draft_config::DraftFiles;
+use super::draft_output::DraftOutput;
+use super::eagle_head::{check_target, load_embedding, no_hidden};
+use super::mtp_layout::{MtpPlace, Norm};
+use crate::engine::EngineError;
+use crate::engine::attention::AttentionBackend;
+use crate::engine::attention::plan::AttentionPlan;
+use crate::engine::hf_config::HfConfig;
+use crate::engine::kv::KvPool;
+use crate::engine::layers::embedding::Embedding;
+use crate::engine::layers::linear::Linear;
+use crate::engine::layers::norm::RmsNorm;
+use crate::engine::model::{Features, TargetModel, attention_for};
+use crate::engine::shim::InferenceMode;
+use crate::engine::target::{ForwardRow, Logits};
+use crate::engine::weights::{Loader, Parameter};
+
+/// Published checkpoints repeat the target's tables under each layer; they need not.
+const EMBEDDING: &str = "embed_tokens.weight";
+const HEAD: &str = "shared_head.head.weight";
+const INPUT_NORM: &str = "input_layernorm.weight";
+
+/// What of a layer is known before anything is loaded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MtpSpec {
+    place: MtpPlace,
+    block: BlockSpec,
+    own_embedding: bool,
+    own_head: bool,
+    features: Features,
+    hot: Option<Vec<TokenId>>,
+}
+
+impl MtpSpec {
+    /// The first such layer of a checkpoint, if it has one; refused if it is none for this target. `hot` are the
+    /// tokens it may draft, where not all.
+    pub fn find(
+        files: &DraftFiles,
+        target: &HfConfig,
+        hot: Option<&[TokenId]>,
+    ) -> Result<Option<Self>, EngineError> {
+        let source = files.source.as_ref();
+        let Some(place) = MtpPlace::find(source, files.shape.layers, 0) else { return Ok(None) };
+        check_target(files, target)?;
+        let has = |name: &str| source.shape(&place.name(name)).is_some();
+        let hidden = files.shape.hidden_size;
+        Ok(Some(Self {
+            block: BlockSpec::new(&files.shape, &place.prefix, hidden, source),
+            own_embedding: has(EMBEDDING),
+            own_head: has(HEAD),
+            features: match place.layout.takes {
+                Norm::Before => Features::Layers(vec![target.layers]),
+                Norm::After => Features::Final,
+            },
+            hot: hot.map(<[TokenId]>::to_vec),
+            place,
+        }))
+    }
+
+    pub fn block(&self) -> &BlockSpec {
+        &self.block
+    }
+
+    pub fn family(&self) -> &'static str {
+        self.place.layout.family
+    }
+
+    /// What the target's passes must leave for it.
+    pub fn features(&self) -> &Features {
+        &self.features
+    }
+
+    /// Values of the head it has for hot tokens, beside its parameters.
+    pub fn hot_values(&self) -> usize {
+        self.hot.as_ref().map_or(0, Vec::len) * self.block.shape.hidden_size
+    }
+
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let HfConfig { hidden_size: hidden, vocab_size, .. } = self.block.shape;
+        let layout = self.place.layout;
+        let mut all = self.block.parameters();
+        let mut add = |name: &str, shape: &[usize]| {
+            all.push(Parameter { name: self.place.name(name), shape: shape.to_vec() });
+        };
+        add(layout.join, &[hidden, 2 * hidden]);
+        for norm in [layout.token_norm, layout.hidden_norm, layout.output_norm, INPUT_NORM] {
+            add(norm, &[hidden]);
+        }
+        for (name, present) in [(EMBEDDING, self.own_embedding), (HEAD, self.own_head)] {
+            if present {
+                add(name, &[vocab_size, hidden]);
+            }
+        }
+        all
+    }
+}
+
+/// The layer, its KV pool, and what it shares with the target.
+pub struct MtpHead {
+    place: MtpPlace,
+    embedding: Rc<Embedding>,
+    token_norm: RmsNorm,
+    hidden_norm: RmsNorm,
+    join: Linear,
+    input_norm: RmsNorm,
+    block: DraftBlock,
+    output_norm: RmsNorm,
+    output: DraftOutput,
+    kv: KvPool,
+    attention: Box<dyn AttentionBackend>,
+    width: usize,
+}
+
+impl MtpHead {
+    /// `slots` and `positions` are what the layer's pool and tables must hold.
+    pub fn load(
+        spec: &MtpSpec,
+        files: DraftFiles,
+        target: &TargetModel,
+        (slots, positions): (usize, usize),
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, EngineError> {
+        let _inference = InferenceMode::enter();
+        let (kind, device) = target.placement();
+        let MtpSpec { place, block, .. } = spec;
+        let layout = place.layout;
+        let mut loader = Loader::new(files.source, &spec.parameters(), (kind, device), progress)?;
+        let own_embedding = spec.own_embedding.then(|| place.name(EMBEDDING));
+        let embedding = load_embedding(own_embedding.as_deref(), target, &mut loader)?;
+        let table = spec.own_head.then(|| loader.load(&place.name(HEAD))).transpose()?;
+        let mut norm = |name: &str| {
+            Ok::<_, EngineError>(RmsNorm::new(loader.load(&place.name(name))?, block.shape.norm_eps))
+        };
+        Ok(Self {
+            place: place.clone(),
+            embedding,
+            token_norm: norm(layout.token_norm)?,
+            hidden_norm: norm(layout.hidden_norm)?,
+            input_norm: norm(INPUT_NORM)?,
+            output_norm: norm(layout.output_norm)?,
+            join: Linear::new(&loader.load(&place.name(layout.join))?, None)?,
+            block: DraftBlock::load(block, positions, &mut loader)?,
+            output: DraftOutput::over_target(table, spec.hot.as_deref(), target)?,
+            kv: KvPool::new(block.kv_shape(), slots, kind, device)?,
+            attention: attention_for(device),
+            width: block.shape.hidden_size,
+        })
+    }
+
+    /// Token and hidden state as one input of the layer.
+    fn joined(
+        &self,
+        rows: &[ForwardRow<'_>],
+        plan: &AttentionPlan,
+        hidden: &Tensor,
+    ) -> Result<Tensor, EngineError> {
+        let layout = self.place.layout;
+        let mut embedded = self.embedding.forward(rows.iter().flat_map(|row| row.tokens));
+        if layout.blind_start && plan.positions().contains(&0) {
+            let seen: Vec<f32> = plan.positions().iter().map(|&at| f32::from(u8::from(at > 0))).collect();
+            let seen = Tensor::from_slice(&seen).to_device(embedded.device()).to_kind(embedded.kind());
+            embedded *= seen.unsqueeze(1);
+        }
+        let (token, hidden) = (self.token_norm.forward(&embedded)?, self.hidden_norm.forward(hidden)?);
+        let parts = if layout.hidden_first { [hidden, token] } else { [token, hidden] };
+        self.join.forward(&Tensor::cat(&parts, 1))
+    }
+}
+
+impl DraftModel for MtpHead {
+    fn lead(&self) -> usize {
+        1
+    }
+
+    fn feature_width(&self) -> usize {
+        self.width
+    }
+
+    fn forward(
+        &mut self,
+        rows: &[ForwardRow<'_>],
+        inherited: Option<Inherited<'_>>,
+    ) -> Result<Tensor, EngineError> {
+        let _inference = InferenceMode::enter();
+        let (Inherited::Target(hidden) | Inherited::Own(hidden)) = inherited.ok_or_else(no_hidden)?;
+        let plan = AttentionPlan::new(rows);
+        let mut residual = self.joined(rows, &plan, hidden)?;
+        let x = self.input_norm.forward(&residual)?;
+        let delta = self.block.forward(&x, &residual, &plan, &self.kv, self.attention.as_ref())?;
+        let _ = residual.g_add_(&delta);
+        match self.place.layout.passes_on {
+            Norm::Before => Ok(residual),
+            Norm::After => self.output_norm.forward(&residual),
+        }
+    }
+
+    fn logits(&self, states: &Tensor) -> Result<Logits, EngineError> {
+        let _inference = InferenceMode::enter();
+        match self.place.layout.passes_on {
+            Norm::Before => self.output.logits(&self.output_norm.forward(states)?),
+            Norm::After => self.output.logits(states),
+        }
+    }
+
+    fn vocabulary(&self) -> Option<&[TokenId]> {
+        self.output.vocabulary()
+    }
+}
