@@ -53,6 +53,11 @@ impl BlockSpec {
         Self { shape: shape.clone(), input, biased: biased.copied().collect() }
     }
 
+    /// Without biases, as new heads are.
+    pub fn plain(shape: HfConfig, input: usize) -> Self {
+        Self { shape, input, biased: Vec::new() }
+    }
+
     pub fn kv_shape(&self) -> KvShape {
         KvShape { layers: 1, kv_heads: self.shape.kv_heads, head_dim: self.shape.head_dim }
     }

@@ -119,6 +119,25 @@ impl Eagle3Spec {
         Ok(())
     }
 
+    /// A new head of this shape with a vocabulary of its own, which takes the target's embedding and the inputs of
+    /// the `captured` layers.
+    pub fn new(shape: HfConfig, captured: Vec<usize>, draft_vocab: usize) -> Self {
+        let hidden = shape.hidden_size;
+        Self {
+            block: BlockSpec::plain(shape, 2 * hidden),
+            captured: Some(captured),
+            target_hidden: hidden,
+            draft_vocab,
+            bias: false,
+            own_embedding: false,
+            own_head: true,
+            reduced: true,
+            feature_norm: false,
+            part_norms: None,
+            norm_output: false,
+        }
+    }
+
     pub fn block(&self) -> &BlockSpec {
         &self.block
     }

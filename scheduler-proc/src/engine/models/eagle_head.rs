@@ -67,6 +67,12 @@ impl EagleSpec {
         Ok(Self { block, bias: has("fc.bias"), own_embedding: has(EMBEDDING) })
     }
 
+    /// A new head of this shape, which takes the target's embedding.
+    pub fn new(shape: HfConfig) -> Self {
+        let hidden = shape.hidden_size;
+        Self { block: BlockSpec::plain(shape, hidden), bias: true, own_embedding: false }
+    }
+
     pub fn block(&self) -> &BlockSpec {
         &self.block
     }
