@@ -8,7 +8,6 @@
 mod args;
 mod child;
 mod console;
-mod gguf_tokenizer;
 mod plan;
 mod resolve;
 mod run_dir;

@@ -16,12 +16,12 @@ pub(crate) mod tests;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use proto::text::gguf_tokenizer;
 use proto::{DeviceKind, Dtype, ModelConfig, ServeConfig, ServerConfig, Weights};
 
 pub use machine::Machine;
 
 use crate::args::{Args, DeviceArg, DtypeArg};
-use crate::gguf_tokenizer;
 use model::{ModelFacts, ModelFiles};
 
 /// A configuration, and what the operator should know of how it came about.

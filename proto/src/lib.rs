@@ -8,8 +8,7 @@
 //!
 //! Layers, bottom up: `ids`; the values (`sampling`, `finish`, `logprobs`, `acceptance`); the messages, one file
 //! per receiver (`to_scheduler`, `to_detokenizer`, `to_tokenizer`, `control`); `config`; `token_bytes` (what an id
-//! stands for); `wire` (bytes) and
-//! `link` (delivery).
+//! stands for) and, for who asks, `text` (what messages stand for); `wire` (bytes) and `link` (delivery).
 
 mod acceptance;
 pub mod child;
@@ -22,6 +21,8 @@ pub mod link;
 mod logprobs;
 pub mod metrics;
 mod sampling;
+#[cfg(feature = "text")]
+pub mod text;
 mod to_detokenizer;
 mod to_scheduler;
 mod to_tokenizer;

@@ -11,13 +11,13 @@ use tokio::sync::{Notify, watch};
 use tracing::warn;
 
 use crate::bridge::{Bridge, SchedulerView};
-use crate::chat_template::ChatTemplate;
 use crate::intake::Intake;
 use crate::metrics::TokenizerMetrics;
 use crate::probe::Probe;
 use crate::refusal::Refusal;
 use crate::registry::Registry;
 use crate::tokenize::Codec;
+use proto::text::chat_template::ChatTemplate;
 
 /// The state of the HTTP front end.
 pub(crate) struct App {

@@ -1,13 +1,12 @@
 //! The HTTP front end: validates, renders and tokenises requests, keeps the truth about each, and puts answers
 //! together.
 //!
-//! Layers, bottom up: `refusal`; `tokenize`, `chat_template`, `sampling` (pure); `mailbox` and `registry` (every
+//! Layers, bottom up: `refusal`; `tokenize`, `sampling` (pure); `mailbox` and `registry` (every
 //! request, exactly one end each); `bridge` (the links); `intake` (body → running request); `reply` (rows →
 //! answer); `http` (routes and dialects).
 
 mod app;
 mod bridge;
-mod chat_template;
 mod http;
 mod intake;
 mod mailbox;

@@ -14,6 +14,7 @@ pub mod scripted;
 pub mod shim;
 pub mod spec;
 pub mod target;
+pub mod train;
 pub mod weights;
 
 pub use self::build::build;

@@ -48,6 +48,8 @@ pub enum Features {
     Final,
     /// What goes into these layers, side by side in this order.
     Layers(Vec<usize>),
+    /// The same, with what is there after the final norm behind them.
+    LayersAndFinal(Vec<usize>),
 }
 
 /// What a draft worker needs beside the target: memory that the target's pool must leave.
@@ -221,8 +223,8 @@ impl Target for TargetModel {
             return Ok((Logits { vocab_size: self.vocab_size(), values: Vec::new() }, None));
         }
         let mut layers = match &self.features {
-            Features::Layers(layers) => layers.clone(),
-            _ => Vec::new(),
+            Features::Layers(layers) | Features::LayersAndFinal(layers) => layers.clone(),
+            Features::None | Features::Final => Vec::new(),
         };
         layers.sort_unstable();
         layers.dedup();
@@ -232,9 +234,13 @@ impl Target for TargetModel {
         let hidden = match &self.features {
             Features::None => None,
             Features::Final => Some(output.hidden),
-            Features::Layers(order) => {
+            Features::Layers(order) | Features::LayersAndFinal(order) => {
                 let place = |layer| layers.iter().position(|kept| kept == layer);
-                let parts: Vec<_> = order.iter().filter_map(place).map(|at| &output.captured[at]).collect();
+                let mut parts: Vec<_> =
+                    order.iter().filter_map(place).map(|at| &output.captured[at]).collect();
+                if matches!(self.features, Features::LayersAndFinal(_)) {
+                    parts.push(&output.hidden);
+                }
                 Some(Tensor::cat(&parts, 1))
             }
         };
@@ -272,7 +278,8 @@ pub fn spec_of(weights: &Weights) -> Result<DecoderSpec, EngineError> {
     Ok(open(weights)?.0)
 }
 
-fn open(weights: &Weights) -> Result<(DecoderSpec, Box<dyn WeightSource>), EngineError> {
+/// The model that `weights` holds, and its parameters.
+pub(super) fn open(weights: &Weights) -> Result<(DecoderSpec, Box<dyn WeightSource>), EngineError> {
     match weights {
         Weights::Safetensors(dir) => {
             let spec = models::describe(&HfConfig::read(dir)?)?;

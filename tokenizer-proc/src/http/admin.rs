@@ -14,10 +14,10 @@ use serde_json::{Map, Value, json};
 use super::error::{ApiError, ApiJson, Style, json_response};
 use super::openai::check_messages;
 use crate::app::App;
-use crate::chat_template::RenderRequest;
 use crate::refusal::{Refusal, invalid};
 use crate::sampling::token_ids;
 use crate::tokenize::{Codec, SpecialTokens};
+use proto::text::chat_template::RenderRequest;
 
 /// How long `/server_info` waits for the scheduler; it answers between steps.
 const STATE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -70,6 +70,11 @@ impl BlockSpec {
         format!("{}{name}", self.prefix)
     }
 
+    /// Without biases, as new heads are.
+    pub fn plain(shape: HfConfig, input: usize) -> Self {
+        Self { shape, prefix: PREFIX.into(), input, biased: Vec::new(), qk_norm: false }
+    }
+
     pub fn kv_shape(&self) -> KvShape {
         KvShape { layers: 1, kv_heads: self.shape.kv_heads, head_dim: self.shape.head_dim }
     }

@@ -149,6 +149,24 @@ impl Eagle3Spec {
         }
     }
 
+    /// A new head of this shape with a vocabulary of its own, which takes the target's embedding and the inputs of
+    /// the `captured` layers.
+    pub fn new(shape: HfConfig, captured: Vec<usize>, draft_vocab: usize) -> Self {
+        let hidden = shape.hidden_size;
+        Self {
+            block: BlockSpec::plain(shape, 2 * hidden),
+            captured: Some(captured),
+            target_hidden: hidden,
+            draft_vocab,
+            head: HeadFrom::File,
+            own_embedding: false,
+            mapped: true,
+            join: Some(JoinSpec { bias: false, feature_norm: false, part_norms: Vec::new() }),
+            norm_before_residual: false,
+            norm_output: false,
+        }
+    }
+
     pub fn block(&self) -> &BlockSpec {
         &self.block
     }

@@ -72,6 +72,12 @@ impl EagleSpec {
         })
     }
 
+    /// A new head of this shape, which takes the target's embedding.
+    pub fn new(shape: HfConfig) -> Self {
+        let hidden = shape.hidden_size;
+        Self { block: BlockSpec::plain(shape, hidden), bias: true, own_embedding: false, hot: None }
+    }
+
     pub fn block(&self) -> &BlockSpec {
         &self.block
     }

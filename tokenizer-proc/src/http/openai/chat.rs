@@ -13,7 +13,6 @@ use serde_json::{Map, Value, json};
 use super::messages::check_messages;
 use super::types::{Common, Envelope, Report, check_fields, finish_fields, request_name, sampling};
 use crate::app::App;
-use crate::chat_template::RenderRequest;
 use crate::http::error::{ApiError, ApiJson, Style, json_response, typed};
 use crate::http::fields::Prompts;
 use crate::http::native::join_keys;
@@ -24,6 +23,7 @@ use crate::refusal::{Refusal, invalid};
 use crate::reply::{Answer, MetaStyle};
 use crate::sampling::{Budget, max_draft_tokens};
 use crate::tokenize::Codec;
+use proto::text::chat_template::RenderRequest;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]

@@ -19,7 +19,7 @@ use metadata::{Metadata, TokenType};
 use pre::PreTokenizer;
 
 /// Writes the two files into `dest_dir`, which is created where missing.
-pub(crate) fn write_tokenizer(gguf: &Path, dest_dir: &Path) -> Result<()> {
+pub fn write_tokenizer(gguf: &Path, dest_dir: &Path) -> Result<()> {
     let file = File::open(gguf).with_context(|| format!("cannot open {}", gguf.display()))?;
     let content = Content::read(&mut BufReader::new(file))
         .with_context(|| format!("{} is not a GGUF file", gguf.display()))?;

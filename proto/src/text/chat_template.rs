@@ -16,27 +16,27 @@ mod json;
 mod tests;
 
 /// One model's templates, compiled.
-pub(crate) struct ChatTemplate {
+pub struct ChatTemplate {
     environment: Environment<'static>,
     /// `bos_token` and the like, as the templates see them.
     special_tokens: Map<String, Value>,
 }
 
 /// What a template is given.
-pub(crate) struct RenderRequest<'a> {
+pub struct RenderRequest<'a> {
     /// A list of messages.
-    pub(crate) messages: &'a Value,
-    pub(crate) tools: Option<&'a Value>,
-    pub(crate) add_generation_prompt: bool,
+    pub messages: &'a Value,
+    pub tools: Option<&'a Value>,
+    pub add_generation_prompt: bool,
     /// The prompt ends with the last message's own text, to be continued.
-    pub(crate) continue_final_message: bool,
+    pub continue_final_message: bool,
     /// Further variables (`chat_template_kwargs`).
-    pub(crate) kwargs: &'a Map<String, Value>,
+    pub kwargs: &'a Map<String, Value>,
 }
 
 /// Why messages cannot be rendered: the request's fault, as far as anyone can tell.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum TemplateError {
+pub enum TemplateError {
     /// The template itself refused.
     #[error("{0}")]
     Raised(String),
@@ -61,7 +61,7 @@ const WITH_TOOLS: &str = "tool_use";
 impl ChatTemplate {
     /// Finds the template of a model folder: `chat_template.jinja`, else `chat_template.json`, else the entry of
     /// `tokenizer_config.json` (a string, or a list of named ones). `None` where there is none.
-    pub(crate) fn load(tokenizer_dir: &Path) -> anyhow::Result<Option<Self>> {
+    pub fn load(tokenizer_dir: &Path) -> anyhow::Result<Option<Self>> {
         let config = read_json(&tokenizer_dir.join("tokenizer_config.json"))?;
         let mut special_tokens = Map::new();
         collect_special_tokens(
@@ -98,7 +98,7 @@ impl ChatTemplate {
     }
 
     /// The prompt for these messages.
-    pub(crate) fn render(&self, request: &RenderRequest<'_>) -> Result<String, TemplateError> {
+    pub fn render(&self, request: &RenderRequest<'_>) -> Result<String, TemplateError> {
         if request.continue_final_message && request.add_generation_prompt {
             return Err(TemplateError::ContinuesAndStarts);
         }
