@@ -124,7 +124,7 @@ fn shared_noise_and_ratio_lose_nothing_where_luck_does() {
     }
 }
 
-/// Prints the table of docs/speculation.md for a real model and the EAGLE head in the folder `EAGLE_HEAD`:
+/// Prints what each way accepts for the default model with the EAGLE head in the folder `EAGLE_HEAD`:
 /// `cargo test --release -p scheduler-proc real_acceptance -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
