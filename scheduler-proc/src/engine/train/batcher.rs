@@ -263,10 +263,11 @@ impl Seat {
     }
 
     fn go_on(&mut self, next: NextTurn) {
+        // Drafts behind an end token may have been accepted; their keys are not of this conversation.
+        self.computed = self.computed.min(self.conversation.tokens.len() - 1);
         self.conversation.tokens.extend(next.tokens);
         self.params = next.params;
         self.answer_from = self.conversation.tokens.len();
         self.prompt_len = self.answer_from;
-        self.computed = self.computed.min(self.answer_from - 1);
     }
 }

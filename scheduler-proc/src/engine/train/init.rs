@@ -7,8 +7,10 @@ use anyhow::{Context, Result};
 use tch::{Device, Kind, Tensor};
 
 use super::corpus::{Corpus, Feature};
+use super::generate::hash;
 use super::net::HeadSpec;
 use super::params::Params;
+use super::random;
 use super::tables::TrainTables;
 use crate::engine::hf_config::HfConfig;
 
@@ -33,7 +35,6 @@ pub(super) struct Start<'a> {
 impl Start<'_> {
     pub(super) fn params(&self, corpus: &Corpus) -> Result<Params> {
         tch::no_grad(|| {
-            tch::manual_seed(self.seed as i64);
             let mut tensors = BTreeMap::new();
             for parameter in self.spec.parameters() {
                 let size: Vec<i64> = parameter.shape.iter().map(|&size| size as i64).collect();
@@ -53,7 +54,9 @@ impl Start<'_> {
     }
 
     fn parameter(&self, name: &str, size: &[i64]) -> Tensor {
-        let random = |spread: f64| Tensor::randn(size, (Kind::Float, Device::Cpu)) * spread;
+        // By name, so that no parameter depends on which others a head has.
+        let stream = hash(0, name.bytes().map(u64::from));
+        let random = |spread: f64| random::even(size, self.seed, stream) * spread;
         let last = self.spec.shape();
         let from_target = |name: &str| self.target.last_layer.get(name).filter(|t| t.size() == size);
         match name {

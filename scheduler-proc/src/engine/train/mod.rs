@@ -2,7 +2,7 @@
 //!
 //! Layers, bottom up: `args` (what was typed), `model_files` (the target as a configuration), `prompts` (messages to
 //! ids), `batcher` (many conversations through one engine); `harvest` and `corpus` (hidden states, as they are made
-//! and on disk), `generate` (stage 1); `tables`, `vocabulary`, `params`, `init` (what is trained and against what),
+//! and on disk), `generate` (stage 1); `random`, `tables`, `vocabulary`, `params`, `init` (what is trained and against what),
 //! `dense`, `net` (the differentiable forward), `batches`, `loss`, `optimizer`, `schedule` (a step), `state`,
 //! `history`, `trainer` (stage 2); `checkpoint`; `evaluate` (stage 3), `plot`, `card`.
 
@@ -25,6 +25,7 @@ mod optimizer;
 mod params;
 mod plot;
 mod prompts;
+mod random;
 mod schedule;
 mod state;
 mod tables;

@@ -64,7 +64,7 @@ impl Listener for Keep {
     }
 }
 
-fn args(dir: &Path, algorithm: &str, more: &[&str]) -> Args {
+fn args(dir: &Path, algorithm: &str) -> Args {
     let model = fixtures().join("llama-tiny/target").display().to_string();
     let (out, corpus) = (dir.join("head").display().to_string(), dir.join("corpus").display().to_string());
     let fixed = [
@@ -94,13 +94,13 @@ fn args(dir: &Path, algorithm: &str, more: &[&str]) -> Args {
         "--num-threads",
         "1",
     ];
-    Args::parse_from(fixed.iter().chain(more).copied())
+    Args::parse_from(fixed)
 }
 
 /// A corpus of greedy answers to random prompts.
 fn make_corpus(dir: &Path) {
     let (engine, shelf) = generate::engine(&target()).unwrap();
-    let header: CorpusHeader = shelf.header(&args(dir, "eagle", &[]), &target());
+    let header: CorpusHeader = shelf.header(&args(dir, "eagle"), &target());
     let corpus = CorpusWriter::open(&dir.join("corpus"), &header).unwrap();
     let mut keep = Keep { corpus, shelf };
     Batcher::new(engine, 4, 64).unwrap().run(&mut jobs(0..22), &mut keep).unwrap();
@@ -171,7 +171,7 @@ fn served(args: &Args, algorithm: fn(DraftModelConfig) -> SpecAlgorithm) -> (f64
 fn check(algorithm: &str, served_as: fn(DraftModelConfig) -> SpecAlgorithm) {
     let dir = tempfile::tempdir().unwrap();
     make_corpus(dir.path());
-    let args = args(dir.path(), algorithm, &[]);
+    let args = args(dir.path(), algorithm);
 
     let untrained = Training::begin(&args, &target()).unwrap();
     untrained.checkpoint(&target()).unwrap();
@@ -214,8 +214,8 @@ fn eagle3_learns_and_serves() {
 fn a_state_of_another_training_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     make_corpus(dir.path());
-    let first = args(dir.path(), "eagle", &[]);
+    let first = args(dir.path(), "eagle");
     trained(&first, Some(2));
-    let other = args(dir.path(), "eagle", &["--resume", "--unroll", "2"]);
+    let other = Args { resume: true, unroll: 2, ..first.clone() };
     assert!(Training::open(&other, &target()).is_err());
 }

@@ -16,6 +16,7 @@ use super::loss::{HeadLoss, HeadTables, LossRows, head_loss};
 use super::net::{HeadNet, HeadSpec};
 use super::params::Params;
 use super::prompts::Split;
+use super::random;
 use super::schedule;
 use super::state::TrainState;
 use super::tables::TrainTables;
@@ -116,9 +117,8 @@ impl Trainer<'_> {
 
     fn step(&mut self, indices: &[usize], rate: f64) -> Result<Seen> {
         let step_seed = hash(self.state.recipe.seed, [20, self.state.steps]);
-        tch::manual_seed(step_seed as i64);
         let mut batch = self.batch(indices)?;
-        batch.features = tch::no_grad(|| with_noise(&batch.features));
+        batch.features = tch::no_grad(|| with_noise(&batch.features, step_seed));
         let params = self.state.params.cast(self.kind);
         let (mut seen, total) = self.loss(&params, &batch, step_seed);
         total.backward();
@@ -208,9 +208,9 @@ fn surrogate(head: &HeadLoss, drafts: &[Tensor], table: Option<&Tensor>) -> Tens
     total
 }
 
-fn with_noise(features: &Tensor) -> Tensor {
+fn with_noise(features: &Tensor, seed: u64) -> Tensor {
     let spread = features.to_kind(Kind::Float).square().mean_dim(-1, true, Kind::Float).sqrt();
-    let noise = Tensor::randn(features.size(), (Kind::Float, features.device())) * spread * NOISE;
+    let noise = random::even(&features.size(), seed, 0) * spread * NOISE;
     features + noise.to_kind(features.kind())
 }
 
