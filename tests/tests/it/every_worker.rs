@@ -1,7 +1,9 @@
 //! What holds for every draft worker, as one test per worker and check. Worker by worker, so that tests which run side
 //! by side share their servers.
 
-use crate::workers::{EAGLE, EAGLE_TREE, EAGLE3, EAGLE3_TREE, NGRAM, STANDALONE, STANDALONE_TREE};
+use crate::workers::{
+    EAGLE, EAGLE_TREE, EAGLE3, EAGLE3_TREE, NEXTN, NEXTN_TREE, NGRAM, STANDALONE, STANDALONE_TREE,
+};
 use crate::{ends, lossless, numbers, opt_out, pool};
 
 macro_rules! check_every {
@@ -47,6 +49,8 @@ every_worker! {
     eagle_tree = EAGLE_TREE;
     eagle3 = EAGLE3;
     eagle3_tree = EAGLE3_TREE;
+    nextn = NEXTN;
+    nextn_tree = NEXTN_TREE;
     ngram = NGRAM;
     standalone = STANDALONE;
     standalone_tree = STANDALONE_TREE;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tests::Server;
 
 use crate::support::{check_identities, number, output_ids, spec_counters};
-use crate::workers::{EAGLE, EAGLE_TREE, EAGLE3, EAGLE3_TREE, STANDALONE, Worker, ask, ids, with};
+use crate::workers::{EAGLE, EAGLE_TREE, EAGLE3, EAGLE3_TREE, NEXTN, STANDALONE, Worker, ask, ids, with};
 
 /// One reference run: a prompt, what the target says to it, and the drafts' fate step by step.
 pub(crate) struct Run {
@@ -211,6 +211,12 @@ fn eagle3_counts_as_the_reference() {
     check_chains(EAGLE3);
     check_depth(EAGLE3, 3);
     check_trees(EAGLE3_TREE);
+}
+
+#[test]
+fn nextn_counts_as_the_reference() {
+    check_chains(NEXTN);
+    check_depth(NEXTN, 2);
 }
 
 #[test]

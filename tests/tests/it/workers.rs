@@ -17,6 +17,7 @@ pub(crate) const CONTEXT: usize = 512;
 pub(crate) struct Worker {
     pub(crate) algorithm: &'static str,
     target: &'static str,
+    /// `None` where it needs no checkpoint beside the target's.
     draft: Option<&'static str>,
     pub(crate) steps: usize,
     pub(crate) topk: usize,
@@ -32,6 +33,9 @@ const fn chain(algorithm: &'static str, target: &'static str, draft: &'static st
 pub(crate) const EAGLE: Worker = chain("EAGLE", "llama-tiny", "eagle1-tiny/draft", 5);
 pub(crate) const EAGLE3: Worker = chain("EAGLE3", "eagle3-tiny", "eagle3-tiny/draft", 5);
 pub(crate) const STANDALONE: Worker = chain("STANDALONE", "llama-tiny", "standalone-tiny/draft", 6);
+/// With a layer of the target's own checkpoint.
+pub(crate) const NEXTN: Worker =
+    Worker { algorithm: "NEXTN", target: "mtp-tiny", draft: None, steps: 4, width: 5, ..EAGLE };
 pub(crate) const NGRAM: Worker = Worker {
     algorithm: "NGRAM",
     target: "llama-tiny",
@@ -45,6 +49,7 @@ const TREE: Worker = Worker { steps: 4, topk: 4, width: 13, page_size: "16", ..E
 pub(crate) const EAGLE_TREE: Worker = TREE;
 pub(crate) const EAGLE3_TREE: Worker =
     Worker { algorithm: "EAGLE3", target: "eagle3-tiny", draft: EAGLE3.draft, ..TREE };
+pub(crate) const NEXTN_TREE: Worker = Worker { algorithm: "NEXTN", target: "mtp-tiny", draft: None, ..TREE };
 pub(crate) const STANDALONE_TREE: Worker =
     Worker { steps: 3, topk: 2, width: 7, page_size: "16", ..STANDALONE };
 
@@ -76,12 +81,15 @@ impl Worker {
             "--page-size",
             self.page_size,
         ]);
-        let Some(draft) = self.draft else { return options };
-        let draft = fixtures().join(draft);
+        if self.is_ngram() {
+            return options;
+        }
         let [steps, topk, width] = [self.steps, self.topk, self.width].map(|number| number.to_string());
-        options.with(&[
-            "--speculative-draft-model-path",
-            draft.to_str().expect("the repository's path is text"),
+        let draft = self.draft.map(|draft| fixtures().join(draft));
+        let draft = draft.iter().flat_map(|path| {
+            ["--speculative-draft-model-path", path.to_str().expect("the repository's path is text")]
+        });
+        options.with(&draft.collect::<Vec<_>>()).with(&[
             "--speculative-num-steps",
             &steps,
             "--speculative-eagle-topk",
@@ -112,7 +120,7 @@ impl Worker {
 
     /// Whether it drafts from what it saw, without a model.
     pub(crate) fn is_ngram(&self) -> bool {
-        self.draft.is_none()
+        self.algorithm == "NGRAM"
     }
 
     /// Drafts of one verify step at most.
@@ -122,16 +130,30 @@ impl Worker {
 
     /// The reference runs of this pair of models; n-grams, which have none, borrow the prompts of others.
     pub(crate) fn golden(&self) -> Value {
-        let case = self.draft.unwrap_or("standalone-tiny/draft");
-        let case = case.split('/').next().expect("a draft lies in its case's folder");
+        let case = match self.draft {
+            Some(draft) => draft.split('/').next().expect("a draft lies in its case's folder"),
+            None if self.is_ngram() => "standalone-tiny",
+            None => self.target,
+        };
         let text = std::fs::read_to_string(fixtures().join(case).join("golden.json")).unwrap();
-        serde_json::from_str(&text).unwrap()
+        let golden = serde_json::from_str(&text).unwrap();
+        if case == NEXTN.target { one_layer_runs(golden) } else { golden }
     }
 
     /// Prompts whose answers the draft has learned to guess, shortest first.
     pub(crate) fn prompts(&self) -> Vec<Vec<u64>> {
         self.golden()["prompts"].as_array().unwrap().iter().map(|prompt| ids(&prompt["ids"])).collect()
     }
+}
+
+/// The runs of one layer that drafts again and again, put where other references have theirs: with the prompts.
+fn one_layer_runs(mut golden: Value) -> Value {
+    let modes = golden["variants"]["mimo7b"]["modes"]["ar1"].take();
+    for prompt in golden["prompts"].as_array_mut().unwrap() {
+        let of_prompt = modes.as_array().unwrap().iter().find(|mode| mode["prompt_len"] == prompt["len"]);
+        prompt["runs"] = of_prompt.unwrap()["runs"].clone();
+    }
+    golden
 }
 
 pub(crate) fn ids(list: &Value) -> Vec<u64> {

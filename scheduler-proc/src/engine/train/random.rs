@@ -3,12 +3,12 @@
 
 use tch::Tensor;
 
-use crate::engine::rng::{GROUP, Noise};
+use crate::engine::rng::{GROUP, Noise, Stream};
 
 /// Even numbers around 0 with variance 1. `stream` sets apart what is drawn from one seed.
 pub(super) fn even(size: &[i64], seed: u64, stream: u64) -> Tensor {
     let count = size.iter().product::<i64>() as usize;
-    let noise = Noise::new(seed, stream);
+    let noise = Noise::new(seed, stream, Stream::Draft);
     let half_width = 3f32.sqrt();
     let value = |word: u32| (word as f32 / u32::MAX as f32 * 2.0 - 1.0) * half_width;
     let mut values = Vec::with_capacity(count + GROUP);
