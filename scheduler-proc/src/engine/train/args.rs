@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, default_value_t = 512)]
     pub seq_len: usize,
     /// Highest learning rate.
-    #[arg(long, default_value_t = 1e-3)]
+    #[arg(long, default_value_t = 3e-4)]
     pub lr: f64,
     /// Draft steps the head is trained to take on its own states.
     #[arg(long, default_value_t = 4)]

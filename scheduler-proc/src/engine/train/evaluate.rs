@@ -73,8 +73,9 @@ pub(super) fn run(
         for trial in trials.iter().filter(|trial| !trial.prompts.is_empty()) {
             let mut tally = Tally::default();
             batcher.run(&mut trial.jobs(args, codec), &mut tally)?;
-            all.push(tally.measured(trial, name));
-            bar.inc(1);
+            let measured = tally.measured(trial, name);
+            announce(&bar, &measured);
+            all.push(measured);
         }
     }
     bar.finish_and_clear();
@@ -169,6 +170,14 @@ impl Listener for Tally {
         self.tokens += conversation.answers.iter().map(|answer| answer.len() as u64).sum::<u64>();
         self.prompts += 1;
         Ok(true)
+    }
+}
+
+fn announce(bar: &ProgressBar, measured: &Measured) {
+    bar.inc(1);
+    if bar.is_hidden() {
+        let Measured { set, shape, accept_length, .. } = measured;
+        tracing::warn!(set, shape, accept_length, "measured");
     }
 }
 

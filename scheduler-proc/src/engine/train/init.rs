@@ -9,6 +9,7 @@ use tch::{Device, Kind, Tensor};
 use super::corpus::{Corpus, Feature};
 use super::generate::hash;
 use super::net::HeadSpec;
+use super::optimizer::InputScales;
 use super::params::Params;
 use super::random;
 use super::tables::TrainTables;
@@ -20,8 +21,19 @@ const SMALL: f64 = 1e-3;
 const USUAL: f64 = 0.02;
 /// Positions the linear guess is fitted to.
 const FITTED: usize = 20_000;
-/// What keeps the fit finite where features depend on one another, relative to their mean square.
+/// What keeps the fit finite where inputs depend on one another, relative to each one's own square.
 const RIDGE: f64 = 1e-3;
+
+/// Steps along small inputs are not made larger than this.
+const LARGEST_SCALE: f64 = 8.0;
+
+/// A linear guess.
+struct Fit {
+    weight: Tensor,
+    bias: Tensor,
+    /// One over the size of each input.
+    input_scale: Tensor,
+}
 
 /// What heads begin with.
 pub(super) struct Start<'a> {
@@ -33,7 +45,8 @@ pub(super) struct Start<'a> {
 }
 
 impl Start<'_> {
-    pub(super) fn params(&self, corpus: &Corpus) -> Result<Params> {
+    /// Parameters, and how large the inputs of some are.
+    pub(super) fn params(&self, corpus: &Corpus) -> Result<(Params, InputScales)> {
         tch::no_grad(|| {
             let mut tensors = BTreeMap::new();
             for parameter in self.spec.parameters() {
@@ -41,15 +54,25 @@ impl Start<'_> {
                 let tensor = self.parameter(&parameter.name, &size);
                 tensors.insert(parameter.name, tensor);
             }
-            let (weight, bias) = match self.spec {
+            let fit = match self.spec {
                 HeadSpec::Eagle(_) => self.fit_next_hidden(corpus, Feature::Final)?,
                 HeadSpec::Eagle3(_) => self.fit_next_hidden(corpus, Feature::Layers)?,
             };
-            tensors.insert("fc.weight".into(), weight);
-            if let Some(place) = tensors.get_mut("fc.bias") {
-                *place = bias;
+            let mut scales = InputScales::new();
+            if let HeadSpec::Eagle(_) = self.spec {
+                // The layer's input is what comes near the next hidden state.
+                let hidden = self.spec.shape().hidden_size as i64;
+                for name in ["q_proj", "k_proj", "v_proj"] {
+                    let name = format!("layers.0.self_attn.{name}.weight");
+                    scales.insert(name, fit.input_scale.narrow(0, hidden, hidden).copy());
+                }
             }
-            Ok(Params::new(tensors).trainable())
+            scales.insert("fc.weight".into(), fit.input_scale);
+            tensors.insert("fc.weight".into(), fit.weight);
+            if let Some(place) = tensors.get_mut("fc.bias") {
+                *place = fit.bias;
+            }
+            Ok((Params::new(tensors).trainable(), scales))
         })
     }
 
@@ -79,7 +102,7 @@ impl Start<'_> {
     /// The matrix and bias that come nearest to the target's next hidden state. For EAGLE from the next token's
     /// embedding and this position's hidden state; for EAGLE3 from the captured layers alone, up to the final
     /// norm's weights.
-    fn fit_next_hidden(&self, corpus: &Corpus, feature: Feature) -> Result<(Tensor, Tensor)> {
+    fn fit_next_hidden(&self, corpus: &Corpus, feature: Feature) -> Result<Fit> {
         let hidden_size = self.spec.shape().hidden_size as i64;
         let inputs = corpus.width(feature) as i64 + if feature == Feature::Final { hidden_size } else { 0 };
         let options = (Kind::Double, Device::Cpu);
@@ -118,13 +141,16 @@ impl Start<'_> {
             cross += x.tr().matmul(&y.to_kind(Kind::Double));
             fitted += positions - 1;
         }
-        let ridge = square.diagonal(0, 0, 1).mean(Kind::Double) * RIDGE;
-        square += Tensor::eye(inputs + 1, options) * ridge;
+        // Per input: embeddings are far smaller than hidden states, some of which are far larger than the rest.
+        let squares = square.diagonal(0, 0, 1).copy();
+        square += (&squares * RIDGE).diag(0);
         let solution =
             Tensor::f_linalg_solve(&square, &cross, true).context("fitting the next hidden state")?;
         let solution = solution.to_kind(Kind::Float);
         let weight = solution.narrow(0, 0, inputs).tr().contiguous();
-        Ok((weight, solution.get(inputs).contiguous()))
+        let size = (squares.narrow(0, 0, inputs) / fitted.max(1) as f64).sqrt().to_kind(Kind::Float);
+        let input_scale = size.clamp_min(1.0 / LARGEST_SCALE).reciprocal();
+        Ok(Fit { weight, bias: solution.get(inputs).contiguous(), input_scale })
     }
 }
 

@@ -113,8 +113,8 @@ impl<'a> Training<'a> {
             vocabulary: &Tensor::from_slice(&ids),
             seed: args.seed,
         };
-        let params = start.params(&training.corpus)?;
-        let optimizer = AdamW::new(&params);
+        let (params, scales) = start.params(&training.corpus)?;
+        let optimizer = AdamW::new(&params, scales);
         let recipe = recipe(args, training.corpus.sequences().len());
         training.state = Some(TrainState { recipe, steps: 0, params, optimizer });
         Ok(training)

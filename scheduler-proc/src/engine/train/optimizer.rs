@@ -13,24 +13,37 @@ const WEIGHT_DECAY: f64 = 0.01;
 /// Longest gradient, over all parameters.
 const CLIP: f64 = 0.5;
 
+/// By parameter, one factor per input: inputs that are large for all tokens alike get smaller steps, as if they had
+/// been scaled to the size of the others. Hidden states have a few that are a hundred times the rest.
+pub(super) type InputScales = BTreeMap<String, Tensor>;
+
 /// First and second moments by the parameter's name.
 #[derive(Debug)]
 pub(super) struct AdamW {
     moments: BTreeMap<String, (Tensor, Tensor)>,
+    scales: InputScales,
     steps: u64,
 }
 
 impl AdamW {
-    pub(super) fn new(params: &Params) -> Self {
+    pub(super) fn new(params: &Params, scales: InputScales) -> Self {
         let zero = |(name, tensor): (&String, &Tensor)| {
             let zeros = || Tensor::zeros(tensor.size(), (Kind::Float, tensor.device()));
             (name.clone(), (zeros(), zeros()))
         };
-        Self { moments: params.iter().map(zero).collect(), steps: 0 }
+        Self { moments: params.iter().map(zero).collect(), scales, steps: 0 }
     }
 
-    pub(super) fn restore(moments: BTreeMap<String, (Tensor, Tensor)>, steps: u64) -> Self {
-        Self { moments, steps }
+    pub(super) fn restore(
+        moments: BTreeMap<String, (Tensor, Tensor)>,
+        scales: InputScales,
+        steps: u64,
+    ) -> Self {
+        Self { moments, scales, steps }
+    }
+
+    pub(super) fn scales(&self) -> &InputScales {
+        &self.scales
     }
 
     pub(super) fn steps(&self) -> u64 {
@@ -71,7 +84,10 @@ impl AdamW {
         let _ = second.lerp_(&gradient.square(), 1.0 - beta2);
         let steps = self.steps as f64;
         let unbiased = (&*second / (1.0 - beta2.powf(steps))).sqrt() + EPSILON;
-        let update = &*first / (1.0 - beta1.powf(steps)) / unbiased;
+        let mut update = &*first / (1.0 - beta1.powf(steps)) / unbiased;
+        if let Some(scale) = self.scales.get(name) {
+            update *= scale;
+        }
         let mut tensor = tensor.shallow_clone();
         if tensor.dim() > 1 {
             let _ = tensor.g_mul_scalar_(1.0 - rate * WEIGHT_DECAY);

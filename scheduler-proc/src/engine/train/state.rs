@@ -45,7 +45,7 @@ pub(super) struct TrainState {
     pub optimizer: AdamW,
 }
 
-const PARTS: [&str; 3] = ["params", "first", "second"];
+const PARTS: [&str; 4] = ["params", "first", "second", "scale"];
 const PROGRESS: &str = "progress";
 
 impl TrainState {
@@ -57,6 +57,9 @@ impl TrainState {
         for (name, (first, second)) in self.optimizer.moments() {
             named.push((format!("{}/{name}", PARTS[1]), first));
             named.push((format!("{}/{name}", PARTS[2]), second));
+        }
+        for (name, scale) in self.optimizer.scales() {
+            named.push((format!("{}/{name}", PARTS[3]), scale));
         }
         let progress =
             Progress { recipe: self.recipe.clone(), steps: self.steps, updates: self.optimizer.steps() };
@@ -71,7 +74,7 @@ impl TrainState {
         let progress = header.metadata().as_ref().and_then(|metadata| metadata.get(PROGRESS));
         let progress: Progress = serde_json::from_str(progress.with_context(shown)?).with_context(shown)?;
         let tensors = SafeTensors::deserialize(&bytes).with_context(shown)?;
-        let mut parts: [BTreeMap<String, Tensor>; 3] = Default::default();
+        let mut parts: [BTreeMap<String, Tensor>; 4] = Default::default();
         for (name, view) in tensors.iter() {
             let Some((part, name)) = name.split_once('/') else { bail!("unknown tensor {name}") };
             let Some(part) = PARTS.iter().position(|known| *known == part) else {
@@ -81,7 +84,7 @@ impl TrainState {
             let tensor = Tensor::f_from_data_size(view.data(), &size, Kind::Float)?;
             parts[part].insert(name.to_owned(), tensor);
         }
-        let [params, first, mut second] = parts;
+        let [params, first, mut second, scales] = parts;
         let pair = |(name, first): (String, Tensor)| -> Result<(String, (Tensor, Tensor))> {
             let second = second.remove(&name).with_context(|| format!("no second moment of {name}"))?;
             Ok((name, (first, second)))
@@ -91,7 +94,7 @@ impl TrainState {
             recipe: progress.recipe,
             steps: progress.steps,
             params: Params::new(params).trainable(),
-            optimizer: AdamW::restore(moments, progress.updates),
+            optimizer: AdamW::restore(moments, scales, progress.updates),
         })
     }
 }
@@ -124,8 +127,8 @@ pub(super) fn write_tensors(
         .map(|(name, dtype, size, bytes)| Ok((name.clone(), TensorView::new(*dtype, size.clone(), bytes)?)));
     let views = views.collect::<Result<Vec<_>>>()?;
     let beside = path.with_extension("part");
-    safetensors::serialize_to_file(views, metadata, &beside)
-        .with_context(|| format!("cannot write {}", beside.display()))?;
+    let bytes = safetensors::serialize(views, metadata)?;
+    std::fs::write(&beside, bytes).with_context(|| format!("cannot write {}", beside.display()))?;
     std::fs::rename(&beside, path).with_context(|| format!("cannot write {}", path.display()))
 }
 
@@ -141,7 +144,8 @@ mod tests {
         let path = dir.path().join("state.safetensors");
         let weight = Tensor::randn([3, 4], (Kind::Float, Device::Cpu));
         let params = Params::new(BTreeMap::from([("fc.weight".to_owned(), weight)])).trainable();
-        let mut optimizer = AdamW::new(&params);
+        let scales = BTreeMap::from([("fc.weight".to_owned(), Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0]))]);
+        let mut optimizer = AdamW::new(&params, scales);
         (params.get("fc.weight").square().sum(Kind::Float)).backward();
         optimizer.step(&params, 0.1);
         let recipe = Recipe {
@@ -158,8 +162,11 @@ mod tests {
         let state = TrainState { recipe, steps: 9, params, optimizer };
         state.save(&path).unwrap();
         let loaded = TrainState::load(&path).unwrap();
-        assert_eq!((loaded.recipe, loaded.steps, loaded.optimizer.steps()), (state.recipe, 9, 1));
+        assert_eq!(loaded.recipe, state.recipe);
+        assert_eq!((loaded.steps, loaded.optimizer.steps()), (9, 1));
         assert!(loaded.params.get("fc.weight").equal(state.params.get("fc.weight")));
+        let scale = |state: &TrainState| state.optimizer.scales()["fc.weight"].copy();
+        assert!(scale(&loaded).equal(&scale(&state)));
         let moments = |optimizer: &AdamW| {
             let (_, (first, second)) = optimizer.moments().next().unwrap();
             (first.copy(), second.copy())
