@@ -216,7 +216,7 @@ fn eagle3_counts_as_the_reference() {
 #[test]
 fn nextn_counts_as_the_reference() {
     check_chains(NEXTN);
-    check_depth(NEXTN, 2);
+    check_depth(NEXTN, 3);
 }
 
 #[test]

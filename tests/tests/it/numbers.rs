@@ -88,7 +88,7 @@ pub(crate) fn agree(worker: Worker) {
     let state = server.internal_state();
     assert_eq!(number(&state, "speculative_num_steps") as usize, worker.steps);
     assert_eq!(number(&state, "speculative_num_draft_tokens") as usize, worker.width);
-    assert_eq!(server.get("/server_info").ok()["speculative_algorithm"], worker.algorithm);
+    assert_eq!(server.get("/server_info").ok()["speculative_algorithm"], worker.shown_as());
 }
 
 /// With a line per step, the lines of requests that ran alone are the steps behind their histograms; those of a

@@ -123,6 +123,11 @@ impl Worker {
         self.algorithm == "NGRAM"
     }
 
+    /// The algorithm in force: NEXTN is another name for one.
+    pub(crate) fn shown_as(&self) -> &'static str {
+        if self.algorithm == NEXTN.algorithm { EAGLE.algorithm } else { self.algorithm }
+    }
+
     /// Drafts of one verify step at most.
     pub(crate) fn nodes(&self) -> usize {
         self.width - 1
