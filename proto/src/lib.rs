@@ -33,7 +33,9 @@ pub use config::{
     ConfigError, DeviceKind, DraftModelConfig, Dtype, ModelConfig, NgramConfig, NgramMatchType,
     ScheduleConfig, SchedulePolicy, ServeConfig, ServerConfig, SpecAlgorithm, SpecConfig, Weights,
 };
-pub use control::{Command, HEARTBEAT_INTERVAL, Heartbeat, Status};
+pub use control::{
+    Command, HEALTH_INTERVAL, HEARTBEAT_INTERVAL, Heartbeat, ProcessHealth, ServerHealth, Status,
+};
 pub use endpoints::Endpoints;
 pub use finish::{FinishReason, Matched};
 pub use ids::{Incarnation, RequestId, Role, TokenId};

@@ -44,6 +44,11 @@ impl Stream {
         Some(serde_json::from_str(&data).unwrap_or_else(|error| panic!("{error} in event {data}")))
     }
 
+    /// Whether the stream has ended with `[DONE]`.
+    pub fn is_done(&self) -> bool {
+        self.events.done
+    }
+
     /// All events; panics when the stream does not end with `[DONE]`.
     pub fn all(mut self) -> Vec<Value> {
         assert_eq!(self.status, 200);

@@ -5,6 +5,7 @@
 mod abort;
 mod chat;
 mod errors;
+mod faults;
 mod generate;
 mod lifecycle;
 mod metrics;
