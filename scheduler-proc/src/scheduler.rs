@@ -117,7 +117,10 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
             match shutdown.phase() {
                 ShutdownPhase::Running => {}
                 ShutdownPhase::Draining => self.draining = true,
-                ShutdownPhase::Stopping => return Ok(()),
+                ShutdownPhase::Stopping => {
+                    self.outbox.reply(ToTokenizer::Leaving);
+                    return Ok(());
+                }
             }
             let worked = self.step()?;
             status.alive(self.heartbeat());

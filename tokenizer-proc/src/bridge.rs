@@ -164,6 +164,7 @@ impl Inbox {
                 self.registry.scheduler_ready();
                 self.view.send_modify(|view| (view.up, view.info) = (true, Some(info)));
             }
+            ToTokenizer::Leaving => self.registry.scheduler_leaves(),
             ToTokenizer::Refused { rid, reason } => self.registry.refuse(&rid, reason),
             ToTokenizer::FlushCache(reply) => {
                 if let Some(Waiting::Flush(asker)) = self.waiting().remove(&reply.id) {

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use proto::link::SendError;
 use proto::{
-    AbortReq, BatchStrOutput, FinishReason, Incarnation, RequestId, TextRow, ToScheduler, TokenizedGenerateReqInput,
+    AbortReq, BatchStrOutput, FinishReason, Incarnation, RequestId, TextRow, ToScheduler,
+    TokenizedGenerateReqInput,
 };
 use tokio::sync::watch;
 use tracing::{debug, error, warn};
@@ -309,6 +310,11 @@ impl Registry {
     /// The scheduler has its model.
     pub(crate) fn scheduler_ready(&self) {
         self.lock().scheduler_ran = true;
+    }
+
+    /// Its end is no request's doing.
+    pub(crate) fn scheduler_leaves(&self) {
+        self.lock().scheduler_ran = false;
     }
 
     fn resubmit(&self, state: &mut State, rid: &RequestId, killed: bool) {

@@ -46,6 +46,19 @@ fn same(reply: &Value, expected: &Value) {
     assert_eq!(reply["meta_info"]["finish_reason"], expected["meta_info"]["finish_reason"]);
 }
 
+/// SIGKILL, and until it has done its work: what a dying process still accepts is lost.
+fn kill_for_good(server: &Server, binary: &str) {
+    let dead = server.signal_child(binary, Signal::SIGKILL);
+    assert!(wait_until(PATIENCE, || !is_alive(dead)));
+}
+
+/// Waits until the process has been replaced so often, and all are at work.
+fn wait_restarted(server: &Server, role: &str, restarts: u64) {
+    assert!(wait_until(PATIENCE, || number(&server.report(role), "restarts") == restarts));
+    assert!(wait_until(PATIENCE, || server.report(role)["state"] == "ready"));
+    server.wait_ready();
+}
+
 #[test]
 fn a_killed_scheduler_or_detokenizer_costs_no_client_a_token() {
     let server = server(ServerOptions::ngram().with(&["--dtype", "float32"]));
@@ -64,7 +77,7 @@ fn a_killed_scheduler_or_detokenizer_costs_no_client_a_token() {
             told.add(&reply["meta_info"]);
             assert!(!is_alive(dead));
         }
-        server.wait_ready();
+        wait_restarted(&server, role, 2);
         let after = server.report(role);
         assert_eq!(number(&after, "restarts"), 2, "{after}");
         assert_ne!(after["pid"], before["pid"]);
@@ -82,12 +95,12 @@ fn a_killed_front_loses_its_own_connections_only() {
     let server = server(ServerOptions::tiny_eagle());
     let expected = server.generate(&greedy("abc", 100));
     let mut lost = under_way(&server, &greedy("once", 400), 5);
-    let (address, dead) = (server.base().to_owned(), server.signal_child("tokenizer-proc", Signal::SIGKILL));
+    let address = server.base().to_owned();
+    kill_for_good(&server, "tokenizer-proc");
     // While nobody listens, connections wait.
     let waiting =
         TcpStream::connect(address.strip_prefix("http://").unwrap()).expect("the launcher holds it");
     same(&server.generate(&greedy("abc", 100)), &expected);
-    assert!(!is_alive(dead));
     while lost.next().is_some() {}
     assert!(!lost.is_done(), "a dead process ended a stream");
     drop(waiting);
@@ -101,7 +114,7 @@ fn a_request_that_kills_two_schedulers_fails_alone() {
     let server = server(ServerOptions::ngram());
     let poison = under_way(&server, &greedy(STORY, 4000), 2);
     server.kill_child("scheduler-proc");
-    server.wait_ready();
+    wait_restarted(&server, "scheduler", 1);
     let innocent = under_way(&server, &greedy(REPETITIVE, 40), 1);
     server.kill_child("scheduler-proc");
     let reply = finish(poison);
@@ -152,7 +165,7 @@ fn a_process_that_is_stopped_for_long_is_replaced_and_health_says_so() {
         let stopped = server.signal_child(binary, Signal::SIGSTOP);
         assert!(wait_until(PATIENCE, || !is_alive(stopped)), "{role} was not replaced");
         same(&finish(stream), &expected);
-        server.wait_ready();
+        wait_restarted(&server, role, 1);
         let end = server.report(role)["last_end"].as_str().unwrap().to_owned();
         assert!(end.starts_with("gave no sign of life for "), "{end}");
     }
@@ -256,7 +269,7 @@ fn a_run_directory_that_cannot_be_written_stops_no_service() {
     same(&server.generate(&body), &expected);
     server.kill_child("scheduler-proc");
     same(&server.generate(&body), &expected);
-    server.kill_child("tokenizer-proc");
+    kill_for_good(&server, "tokenizer-proc");
     same(&server.generate(&body), &expected);
 }
 
@@ -298,6 +311,13 @@ fn an_operator_sees_and_replaces_processes() {
         server.wait_ready();
         assert_eq!(output_ids(&server.generate(&greedy("x", 4))).len(), 4);
     }
+    // Sent away any number of times, a scheduler was killed by no request.
+    let expected = server.generate(&greedy("long", 400));
+    let stream = under_way(&server, &greedy("long", 400), 2);
+    for _ in 0..2 {
+        assert!(server.operate(&["restart", "scheduler"]).status.success());
+    }
+    same(&finish(stream), &expected);
     let logs = server.operate(&["logs", "scheduler", "-n", "3", "--json"]);
     let lines: Value = serde_json::from_slice(&logs.stdout).unwrap();
     assert_eq!(lines.as_array().map(Vec::len), Some(3), "{lines}");
