@@ -68,8 +68,9 @@ pub(crate) struct Http {
 
 impl Http {
     pub(crate) fn new(base: String, key: Option<String>) -> Self {
-        let client =
-            Client::builder().timeout(TIMEOUT).no_proxy().build().expect("the client needs no files");
+        // A connection of its own for every request: one that is kept may lead to a process that has died since.
+        let client = Client::builder().timeout(TIMEOUT).no_proxy().pool_max_idle_per_host(0).build();
+        let client = client.expect("the client needs no files");
         Self { client, base, key }
     }
 

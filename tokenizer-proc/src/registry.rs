@@ -165,6 +165,8 @@ impl Registry {
         refuse_duplicates(&state.names, &requests)?;
         let mut tickets = Vec::with_capacity(requests.len());
         let mut refusal = None;
+        // Counted before the scheduler hears of them: in between, nobody may find the registry idle, or with room.
+        self.live.send_replace(state.live.len() + requests.len());
         for Registration { mut input, group } in requests {
             input.attempt = u32::from(state.scheduler_up);
             state.registered += 1;
@@ -190,9 +192,9 @@ impl Registry {
             };
             state.names.insert(name.clone());
             state.live.insert(rid.clone(), entry);
-            self.live.send_replace(state.live.len());
             tickets.push(Ticket { rid, name, mailbox, registry: Arc::clone(self), ended: false });
         }
+        self.live.send_replace(state.live.len());
         // The tickets' drop takes the lock again.
         drop(state);
         match refusal {
