@@ -52,12 +52,15 @@ impl RunDir {
     }
 }
 
-/// The run directories of servers of this user that run.
+/// The run directories of servers of this user that run: where they usually are, else where they are when that has
+/// too long a name for sockets.
 pub(crate) fn running() -> Vec<PathBuf> {
-    let mut parents = vec![std::env::temp_dir(), PathBuf::from("/tmp")];
-    parents.dedup();
-    let all = parents.iter().flat_map(|parent| of_this_user(parent));
-    all.filter(|(_, lock)| try_lock(lock).is_none()).map(|(dir, _)| dir).collect()
+    let held = |parent: &Path| -> Vec<PathBuf> {
+        let all = of_this_user(parent).into_iter();
+        all.filter(|(_, lock)| try_lock(lock).is_none()).map(|(dir, _)| dir).collect()
+    };
+    let usual = held(&std::env::temp_dir());
+    if usual.is_empty() { held(Path::new("/tmp")) } else { usual }
 }
 
 /// Removes the run directories of this user that no launcher holds any more.

@@ -53,8 +53,8 @@ struct State {
     scheduler_ran: bool,
     /// Set once by `close`: why nothing is registered any more.
     closed: Option<String>,
-    /// Ends that are counted and not told yet.
-    untold: Vec<(Arc<Mailbox>, End)>,
+    /// Ends that are counted and not told yet, each with what came along.
+    untold: Vec<(Arc<Mailbox>, Option<Delta>, End)>,
 }
 
 struct Entry {
@@ -227,11 +227,8 @@ impl Registry {
             return debug!(%rid, "dropped a row of an unknown request");
         };
         let reason = row.progress.finished_reason.take();
-        let unread = match entry.accept(row) {
-            Ok(delta) => {
-                self.metrics.tokens(&mut entry.clock, delta.output_ids.len());
-                entry.mailbox.deliver(delta)
-            }
+        let delta = match entry.accept(row) {
+            Ok(delta) => delta,
             Err(gap) => {
                 error!(%rid, %gap, "failed a request");
                 let reason = FinishReason::failed(500, "InternalServerError", gap);
@@ -239,9 +236,13 @@ impl Registry {
                 return self.send_abort(state, rid);
             }
         };
+        self.metrics.tokens(&mut entry.clock, delta.output_ids.len());
         if let Some(reason) = reason {
-            self.end(state, &rid, reason);
-        } else if unread > MAX_UNREAD_BYTES && entry.input.stream {
+            self.end_with(state, &rid, Some(delta), reason);
+            return;
+        }
+        let unread = entry.mailbox.deliver(delta);
+        if unread > MAX_UNREAD_BYTES && entry.input.stream {
             warn!(%rid, unread, "aborted a request whose client does not read");
             self.end(state, &rid, FinishReason::failed(503, "SlowClient", "The client does not read."));
             self.send_abort(state, rid);
@@ -360,16 +361,27 @@ impl Registry {
         if let Some(publish) = self.publish.get() {
             publish();
         }
-        untold.into_iter().for_each(|(mailbox, end)| mailbox.end(end));
+        untold.into_iter().for_each(|(mailbox, last, end)| mailbox.end(last, end));
+    }
+
+    /// See [`Self::end_with`].
+    fn end(&self, state: &mut State, rid: &RequestId, reason: FinishReason) -> bool {
+        self.end_with(state, rid, None, reason)
     }
 
     /// The one place where a request ends; its client is told by [`Self::tell`]. False when it already had.
-    fn end(&self, state: &mut State, rid: &RequestId, reason: FinishReason) -> bool {
+    fn end_with(
+        &self,
+        state: &mut State,
+        rid: &RequestId,
+        last: Option<Delta>,
+        reason: FinishReason,
+    ) -> bool {
         let Some(entry) = state.live.remove(rid) else { return false };
         state.names.remove(&entry.name);
         self.live.send_replace(state.live.len());
         self.metrics.finished(&entry.clock, &entry.input, &entry.latest, &reason);
-        state.untold.push((entry.mailbox, End { reason, e2e_latency: entry.clock.elapsed() }));
+        state.untold.push((entry.mailbox, last, End { reason, e2e_latency: entry.clock.elapsed() }));
         true
     }
 

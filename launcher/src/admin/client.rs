@@ -97,7 +97,8 @@ pub(crate) fn main(argv: Vec<OsString>) -> ExitCode {
     };
     match run(&cli.command) {
         Ok(text) => {
-            println!("{text}");
+            // A reader that has seen enough, as `head`, is none of the server's business.
+            let _ = writeln!(std::io::stdout(), "{text}");
             EXIT_OK.into()
         }
         Err(error) => {

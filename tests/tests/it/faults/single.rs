@@ -322,9 +322,10 @@ fn an_operator_sees_and_replaces_processes() {
     let lines: Value = serde_json::from_slice(&logs.stdout).unwrap();
     assert_eq!(lines.as_array().map(Vec::len), Some(3), "{lines}");
     let mut server = server;
+    let run_dir = server.run_dir().display().to_string();
     assert!(server.operate(&["drain"]).status.success());
     assert_eq!(server.wait_for_end().status.code(), Some(0));
-    let gone = server.operate(&["ps"]);
+    let gone = server.operate(&["ps", "--run-dir", &run_dir]);
     assert_eq!(gone.status.code(), Some(1), "{gone:?}");
 }
 
