@@ -7,9 +7,11 @@ export LIBTORCH
 MODEL ?= models/SmolLM2-135M-Instruct
 BIN := $(or $(CARGO_TARGET_DIR),target)/release
 ARGS ?=
+CHAOS_FAULTS ?= 200
+CHAOS_SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test bench lint fmt model libtorch prerequisites clean
+.PHONY: help run build test chaos bench lint fmt model libtorch prerequisites clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +24,10 @@ build: libtorch ## build every binary in release mode
 
 test: build model ## unit, golden and end-to-end tests
 	$(CARGO) test --release --workspace
+
+chaos: build model ## 200 faults under load, with a table at the end; others: make chaos CHAOS_FAULTS=1000 CHAOS_SEED=7
+	CHAOS_FAULTS=$(CHAOS_FAULTS) CHAOS_SEED=$(CHAOS_SEED) $(CARGO) test --release --package tests --test it -- \
+	  faults::chaos --nocapture --test-threads 1
 
 bench: build model ## speed of the default model with and without speculation, and of every draft worker's steps
 	$(CARGO) bench --package tests

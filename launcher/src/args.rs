@@ -4,9 +4,13 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, ValueEnum};
 
+const COMMANDS: &str = "On a server that runs (each with --help):\n  launcher ps              its processes\n  launcher \
+    restart <ROLE>  replace a process\n  launcher drain           finish what runs, then end\n  launcher logs <ROLE>     \
+    what a process wrote last";
+
 /// Serves a language model over SGLang's HTTP API, with speculative decoding.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "launcher", version, args_override_self = true, max_term_width = 110)]
+#[command(name = "launcher", version, args_override_self = true, max_term_width = 110, after_help = COMMANDS)]
 pub struct Args {
     #[command(flatten, next_help_heading = "Model")]
     pub model: ModelArgs,
@@ -16,6 +20,8 @@ pub struct Args {
     pub schedule: ScheduleArgs,
     #[command(flatten, next_help_heading = "Speculative decoding")]
     pub spec: SpecArgs,
+    #[command(flatten, next_help_heading = "Processes")]
+    pub processes: ProcessArgs,
     #[command(flatten, next_help_heading = "Logs and metrics")]
     pub logs: LogArgs,
 }
@@ -161,6 +167,16 @@ pub struct SpecArgs {
 }
 
 #[derive(Debug, Clone, ClapArgs)]
+pub struct ProcessArgs {
+    /// Seconds without a sign of life after which a process is killed and started again
+    #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
+    pub heartbeat_timeout: f64,
+    /// Deaths of one process within 60 s that end the server
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    pub restart_limit: u32,
+}
+
+#[derive(Debug, Clone, ClapArgs)]
 pub struct LogArgs {
     /// error, warn, info, debug or trace
     #[arg(long, default_value = "info", value_name = "LEVEL")]
@@ -168,6 +184,9 @@ pub struct LogArgs {
     /// Serve Prometheus metrics on /metrics
     #[arg(long)]
     pub enable_metrics: bool,
+    /// Port on which the launcher itself serves the same metrics; 0 takes a free one [default: none]
+    #[arg(long, value_name = "PORT")]
+    pub metrics_port: Option<u16>,
     /// Decode steps between log lines and gauge updates
     #[arg(long, default_value_t = 40, value_name = "STEPS")]
     pub decode_log_interval: u32,

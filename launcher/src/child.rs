@@ -27,18 +27,25 @@ pub(crate) struct Child {
     group: Pid,
 }
 
+/// What a child is connected to.
+#[derive(Clone, Copy)]
+pub(crate) struct Surroundings<'a> {
+    pub(crate) listener: &'a TcpListener,
+    pub(crate) console: &'a Console,
+    pub(crate) events: &'a Sender<Event>,
+}
+
 impl Child {
     /// Must be called on the main thread: a child's parent-death signal is tied to the thread that started it.
     pub(crate) fn spawn(
         spec: &ChildSpec,
-        listener: &TcpListener,
-        console: &Console,
-        events: &Sender<Event>,
+        successor: bool,
+        Surroundings { listener, console, events }: Surroundings<'_>,
     ) -> Result<Self> {
         // A duplicate without the close-on-exec flag lives just for the start of the child that listens.
         let handed: Option<OwnedFd> = if spec.listens { Some(nix::unistd::dup(listener)?) } else { None };
         let mut process = Command::new(&spec.program)
-            .args(spec.arguments(handed.as_ref().map(AsRawFd::as_raw_fd)))
+            .args(spec.arguments(handed.as_ref().map(AsRawFd::as_raw_fd), successor))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -61,6 +68,10 @@ impl Child {
             }
         })?;
         Ok(Self { group })
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.group.as_raw()
     }
 
     /// Signals the child and whatever it started. A group that is gone is a success.

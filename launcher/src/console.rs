@@ -1,11 +1,11 @@
 //! Owns the terminal: one thread writes everything, so that bars and lines never mix, and a terminal that stands
 //! still holds up nobody. Logs go to stderr, what the operator waits for goes to stdout.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::{IsTerminal, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -14,6 +14,8 @@ use proto::Role;
 
 /// Log lines that may wait; more are dropped and counted.
 const MAX_WAITING: usize = 10_000;
+/// Log lines of each process that are kept for `launcher logs`.
+const KEPT_LINES: usize = 1000;
 
 enum Entry {
     Log(Role, String),
@@ -29,6 +31,7 @@ pub(crate) struct Console {
     entries: Sender<Entry>,
     waiting: Arc<AtomicUsize>,
     dropped: Arc<AtomicUsize>,
+    kept: Arc<Mutex<HashMap<Role, VecDeque<String>>>>,
 }
 
 /// Ends when every [`Console`] is dropped.
@@ -40,7 +43,7 @@ pub(crate) struct ConsoleThread {
 pub(crate) fn start() -> std::io::Result<(Console, ConsoleThread)> {
     let (entries, inbox) = channel();
     let (alive, ended) = channel::<()>();
-    let console = Console { entries, waiting: Arc::default(), dropped: Arc::default() };
+    let console = Console { entries, waiting: Arc::default(), dropped: Arc::default(), kept: Arc::default() };
     let (waiting, dropped) = (console.waiting.clone(), console.dropped.clone());
     thread::Builder::new().name("console".into()).spawn(move || {
         let _alive = alive;
@@ -62,12 +65,30 @@ pub(crate) fn start() -> std::io::Result<(Console, ConsoleThread)> {
 impl Console {
     /// A line that a child wrote.
     pub(crate) fn log(&self, role: Role, line: &str) {
+        self.keep(role, line);
         if self.waiting.fetch_add(1, Ordering::Relaxed) >= MAX_WAITING {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             self.dropped.fetch_add(1, Ordering::Relaxed);
             return;
         }
         self.put(Entry::Log(role, line.to_owned()));
+    }
+
+    /// The last lines that a process wrote, oldest first.
+    pub(crate) fn last_lines(&self, role: Role, count: usize) -> Vec<String> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = kept.get(&role).into_iter().flatten();
+        let len = kept.get(&role).map_or(0, VecDeque::len);
+        lines.skip(len.saturating_sub(count)).cloned().collect()
+    }
+
+    fn keep(&self, role: Role, line: &str) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = kept.entry(role).or_default();
+        if lines.len() == KEPT_LINES {
+            lines.pop_front();
+        }
+        lines.push_back(line.to_owned());
     }
 
     /// Something the operator waits for.

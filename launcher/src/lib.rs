@@ -2,12 +2,16 @@
 //! socket. Never touches a request.
 //!
 //! Layers, bottom up: `args` and `unsupported` (what was typed), `resolve` (what it means), `plan` (which processes
-//! follow), `run_dir`, `console`, `child` (the outside world), `shutdown` and `supervise` (what to do when), `serve`
-//! (the loop that ties them).
+//! follow), `run_dir`, `console`, `child`, `board`, `metrics` (the outside world), `shutdown` and `supervise` (what to
+//! do when), `admin` (operators), `serve` (the loop that ties them).
 
+mod admin;
 mod args;
+mod board;
 mod child;
 mod console;
+mod metrics;
+mod metrics_port;
 mod plan;
 mod resolve;
 mod run_dir;
@@ -30,6 +34,9 @@ pub use supervise::{EXIT_FAILED, EXIT_FORCED, EXIT_OK, EXIT_REFUSED, Outcome};
 /// Parses the command line, serves until the end, and returns the exit code.
 pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     let argv: Vec<OsString> = argv.into_iter().collect();
+    if admin::is_command(&argv) {
+        return admin::main(argv);
+    }
     if let Some(refusal) =
         unsupported::refusal(argv.iter().skip(1).map(|argument| argument.to_string_lossy()))
     {

@@ -30,11 +30,15 @@ pub(crate) fn plan(config: &ServeConfig, bin: &Path) -> Vec<ChildSpec> {
 }
 
 impl ChildSpec {
-    /// The arguments, given the number under which the child finds the listening socket.
-    pub(crate) fn arguments(&self, listen_fd: Option<i32>) -> Vec<String> {
+    /// The arguments, given the number under which the child finds the listening socket, and whether it takes
+    /// another's place.
+    pub(crate) fn arguments(&self, listen_fd: Option<i32>, successor: bool) -> Vec<String> {
         let mut arguments = vec!["--config".to_owned(), self.config.display().to_string()];
         if let Some(fd) = listen_fd.filter(|_| self.listens) {
             arguments.extend(["--listen-fd".to_owned(), fd.to_string()]);
+        }
+        if successor {
+            arguments.push("--successor".to_owned());
         }
         arguments
     }
@@ -49,7 +53,7 @@ mod tests {
         let config = crate::resolve::tests::dummy_config();
         let lines: Vec<String> = plan(&config, Path::new("/opt/bin"))
             .iter()
-            .map(|child| format!("{} {}", child.program.display(), child.arguments(Some(7)).join(" ")))
+            .map(|child| format!("{} {}", child.program.display(), child.arguments(Some(7), false).join(" ")))
             .collect();
         let file = config.path().display().to_string();
         assert_eq!(
@@ -60,5 +64,7 @@ mod tests {
                 format!("/opt/bin/tokenizer-proc --config {file} --listen-fd 7"),
             ]
         );
+        let scheduler = plan(&config, Path::new("/opt/bin")).remove(0);
+        assert_eq!(scheduler.arguments(Some(7), true), ["--config", &file, "--successor"]);
     }
 }

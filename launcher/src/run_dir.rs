@@ -52,22 +52,42 @@ impl RunDir {
     }
 }
 
+/// The run directories of servers of this user that run: where they usually are, else where they are when that has
+/// too long a name for sockets.
+pub(crate) fn running() -> Vec<PathBuf> {
+    let held = |parent: &Path| -> Vec<PathBuf> {
+        let all = of_this_user(parent).into_iter();
+        all.filter(|(_, lock)| try_lock(lock).is_none()).map(|(dir, _)| dir).collect()
+    };
+    let usual = held(&std::env::temp_dir());
+    if usual.is_empty() { held(Path::new("/tmp")) } else { usual }
+}
+
 /// Removes the run directories of this user that no launcher holds any more.
 fn sweep(parent: &Path) {
-    let Ok(entries) = std::fs::read_dir(parent) else { return };
-    let Ok(me) = std::fs::metadata("/proc/self").map(|data| data.uid()) else { return };
-    for entry in entries.flatten() {
-        let ours = entry.file_name().to_string_lossy().starts_with(PREFIX)
-            && entry.metadata().is_ok_and(|data| data.is_dir() && data.uid() == me);
-        if !ours {
-            continue;
-        }
-        let Ok(lock) = File::open(entry.path().join(LOCK)) else { continue };
-        if let Ok(_abandoned) = Flock::lock(lock, FlockArg::LockExclusiveNonblock) {
+    for (dir, lock) in of_this_user(parent) {
+        if let Some(_abandoned) = try_lock(&lock) {
             // Another launcher may sweep the same one; whoever comes second finds nothing.
-            let _ = std::fs::remove_dir_all(entry.path());
+            let _ = std::fs::remove_dir_all(dir);
         }
     }
+}
+
+/// Run directories of this user, each with its lock.
+fn of_this_user(parent: &Path) -> Vec<(PathBuf, PathBuf)> {
+    let Ok(me) = std::fs::metadata("/proc/self").map(|data| data.uid()) else { return Vec::new() };
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    let ours = entries.filter(|entry| {
+        entry.file_name().to_string_lossy().starts_with(PREFIX)
+            && entry.metadata().is_ok_and(|data| data.is_dir() && data.uid() == me)
+    });
+    let dirs = ours.map(|entry| (entry.path(), entry.path().join(LOCK)));
+    dirs.filter(|(_, lock)| lock.is_file()).collect()
+}
+
+/// `None` while a launcher holds it. One that cannot be opened counts as held by nobody that can be asked.
+fn try_lock(lock: &Path) -> Option<Flock<File>> {
+    Flock::lock(File::open(lock).ok()?, FlockArg::LockExclusiveNonblock).ok()
 }
 
 #[cfg(test)]

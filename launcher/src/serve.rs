@@ -3,30 +3,40 @@
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use proto::link::{AckMode, LinkEvent, LinkHandle, LinkSpec, LinkThread, Side};
-use proto::{Command, Endpoints, Incarnation, Role, ServeConfig, Status};
+use proto::{Command, Endpoints, HEALTH_INTERVAL, Incarnation, Role, ServeConfig, ServerHealth, Status};
 
+use crate::admin;
 use crate::args::Args;
-use crate::child::Child;
+use crate::board::Board;
+use crate::child::{Child, Surroundings};
 use crate::console::{self, Console};
-use crate::plan::plan;
+use crate::metrics::LauncherMetrics;
+use crate::metrics_port;
+use crate::plan::{ChildSpec, plan};
 use crate::resolve::{Machine, resolve};
 use crate::run_dir::RunDir;
 use crate::shutdown::Patience;
 use crate::signals;
-use crate::supervise::{Action, Event, Outcome, Supervisor};
+use crate::supervise::{Action, Event, Limits, Outcome, Supervisor};
 
 /// How long the reason of a child that is gone may still be under way.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 /// How long a terminal may hold up the end.
 const LAST_LINES: Duration = Duration::from_secs(1);
+/// Words about the server's health that may wait for a tokenizer process that does not read.
+const WAITING_HEALTH: usize = 4;
 
 /// Serves until a signal or a failure. An error means that nothing was started.
 pub fn run(args: &Args) -> Result<Outcome> {
+    let limits = limits(args)?;
+    let has_metrics = args.logs.enable_metrics || args.logs.metrics_port.is_none();
+    ensure!(has_metrics, "--metrics-port needs --enable-metrics");
     let listener = listen(&args.http.host, args.http.port)?;
     let address = listener.local_addr()?;
     let run_dir = RunDir::create()?;
@@ -39,56 +49,133 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let (events, inbox) = channel();
     signals::forward(events.clone())?;
 
-    let links = LinkThread::start(Role::Launcher, Incarnation::now())?;
-    let endpoints = Endpoints::new(run_dir.path());
-    let mut controls = BTreeMap::new();
-    for role in Role::CHILDREN {
-        let spec =
-            LinkSpec { path: endpoints.control(role), side: Side::Bind, peer: role, ack: AckMode::Auto };
-        let events = events.clone();
-        let handle = links.open::<Command, Status>(spec, move |event| {
-            if let LinkEvent::Message { message, .. } = event {
-                // The loop is gone only when the server has ended.
-                let _ = events.send(Event::Status(role, message));
-            }
-        });
-        controls.insert(role, handle);
+    let incarnation = Incarnation::now();
+    let links = LinkThread::start(Role::Launcher, incarnation)?;
+    let board = Board::default();
+    admin::listen(&Endpoints::new(run_dir.path()).admin(), board.clone(), console.clone(), events.clone())?;
+    let metrics = match config.server.enable_metrics {
+        true => {
+            Some(LauncherMetrics::new(&config.metrics_dir(), incarnation).context("registering metrics")?)
+        }
+        false => None,
+    };
+    if let Some(port) = args.logs.metrics_port {
+        let address = metrics_port::serve(&args.http.host, port, config.metrics_dir())?;
+        console.say(format!("metrics on http://{address}/metrics"));
     }
-
     let bin = std::env::current_exe()?.parent().context("the launcher lies in a folder")?.to_owned();
-    let mut children = BTreeMap::new();
-    for spec in plan(&config, &bin) {
-        match Child::spawn(&spec, &listener, &console, &events) {
-            Ok(child) => children.insert(spec.role, child),
-            Err(error) => {
-                kill_all(&children);
-                return Err(error);
-            }
-        };
-    }
-    let mut server = Server { config, address, console, controls, children };
-    let outcome = server.supervise(&inbox);
+    let mut server = Server {
+        controls: open_controls(&links, run_dir.path(), &events),
+        specs: plan(&config, &bin).into_iter().map(|spec| (spec.role, spec)).collect(),
+        children: BTreeMap::new(),
+        config,
+        listener,
+        address,
+        console,
+        events,
+        board,
+        metrics,
+    };
+    let outcome = server.start_all().map(|()| server.supervise(&inbox, limits));
     drop(server);
     links.close(Duration::ZERO);
     console_thread.finish(LAST_LINES);
-    Ok(outcome)
+    outcome
 }
 
-/// A server whose children run.
+fn limits(args: &Args) -> Result<Limits> {
+    let processes = &args.processes;
+    let heartbeat = processes.heartbeat_timeout;
+    ensure!(
+        heartbeat.is_finite() && heartbeat >= 1.0,
+        "--heartbeat-timeout {heartbeat} must be at least 1: processes report several times a second"
+    );
+    ensure!(processes.restart_limit > 0, "--restart-limit must be at least 1");
+    let defaults = Limits::default();
+    let heartbeat = Duration::try_from_secs_f64(heartbeat).context("--heartbeat-timeout")?;
+    Ok(Limits {
+        heartbeat,
+        first_heartbeat: defaults.first_heartbeat.max(heartbeat),
+        watchdog: Duration::try_from_secs_f64(args.schedule.watchdog_timeout).unwrap_or(defaults.watchdog),
+        deaths: processes.restart_limit as usize,
+        ..defaults
+    })
+}
+
+fn open_controls(
+    links: &LinkThread,
+    run_dir: &Path,
+    events: &Sender<Event>,
+) -> BTreeMap<Role, LinkHandle<Command>> {
+    let endpoints = Endpoints::new(run_dir);
+    let open = |role| {
+        let spec =
+            LinkSpec { path: endpoints.control(role), side: Side::Bind, peer: role, ack: AckMode::Auto };
+        let events = events.clone();
+        let mut speaker = None;
+        // The loop is gone only when the server has ended.
+        links.open::<Command, Status>(spec, move |event| match (event, speaker) {
+            (LinkEvent::Up { peer, .. }, _) => {
+                speaker = Some(peer);
+                let _ = events.send(Event::Up(role, peer));
+            }
+            (LinkEvent::Message { message, .. }, Some(peer)) => {
+                let _ = events.send(Event::Status(role, peer, message));
+            }
+            _ => {}
+        })
+    };
+    Role::CHILDREN.into_iter().map(|role| (role, open(role))).collect()
+}
+
+/// A server, its children and all that is needed to replace one.
 struct Server {
     config: ServeConfig,
+    listener: TcpListener,
     address: SocketAddr,
     console: Console,
+    events: Sender<Event>,
     controls: BTreeMap<Role, LinkHandle<Command>>,
+    specs: BTreeMap<Role, ChildSpec>,
     children: BTreeMap<Role, Child>,
+    board: Board,
+    /// `None` without `--enable-metrics`.
+    metrics: Option<LauncherMetrics>,
 }
 
 impl Server {
-    fn supervise(&mut self, inbox: &Receiver<Event>) -> Outcome {
-        let watchdog = Duration::from_secs_f64(self.config.schedule.watchdog_timeout_s);
-        let mut supervisor = Supervisor::new(Patience::default(), watchdog, Instant::now());
+    fn start_all(&mut self) -> Result<()> {
+        for role in Role::CHILDREN {
+            if let Err(error) = self.start(role) {
+                self.children.values().for_each(|child| child.signal(nix::sys::signal::Signal::SIGKILL));
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, role: Role) -> Result<()> {
+        let surroundings =
+            Surroundings { listener: &self.listener, console: &self.console, events: &self.events };
+        let successor = self.children.contains_key(&role);
+        let child = Child::spawn(&self.specs[&role], successor, surroundings)?;
+        self.children.insert(role, child);
+        Ok(())
+    }
+
+    fn supervise(&mut self, inbox: &Receiver<Event>, limits: Limits) -> Outcome {
+        let mut supervisor = Supervisor::new(Patience::default(), limits, Instant::now());
+        let mut next_report = Instant::now();
+        let mut reported = ServerHealth::default();
         loop {
-            let event = next_event(inbox, supervisor.deadline());
+            let now = Instant::now();
+            let health = supervisor.health(now);
+            if now >= next_report || is_news(&health, &reported) {
+                self.report(&supervisor, &health, now);
+                (reported, next_report) = (health, now + HEALTH_INTERVAL);
+            }
+            let due = supervisor.deadline().map_or(next_report, |deadline| deadline.min(next_report));
+            let event = next_event(inbox, Some(due));
             for action in supervisor.on(event, Instant::now()) {
                 self.carry_out(action);
             }
@@ -101,6 +188,20 @@ impl Server {
             supervisor.on(next_event(inbox, Some(give_up)), Instant::now());
         }
         supervisor.outcome().expect("the loop above ends with an outcome, and no event takes it back")
+    }
+
+    /// Tells everybody who wants to know how the processes are doing.
+    fn report(&mut self, supervisor: &Supervisor, health: &ServerHealth, now: Instant) {
+        let pids = self.children.iter().map(|(role, child)| (*role, child.pid())).collect();
+        self.board.update(supervisor, &pids, now);
+        if let Some(tokenizer) = self.controls.get(&Role::Tokenizer)
+            && tokenizer.backlog().messages < WAITING_HEALTH
+        {
+            let _ = tokenizer.send(&Command::Health(health.clone()));
+        }
+        if let Some(error) = self.metrics.as_mut().and_then(|metrics| metrics.publish(health)) {
+            self.console.complain(error);
+        }
     }
 
     fn carry_out(&mut self, action: Action) {
@@ -117,6 +218,18 @@ impl Server {
                     child.signal(signal);
                 }
             }
+            Action::Start(role) => {
+                if let Err(error) = self.start(role) {
+                    // The loop holds the other end.
+                    let _ = self.events.send(Event::CannotStart(role, format!("{error:#}")));
+                }
+            }
+            Action::Bury(role) => {
+                self.console.progress_end(role);
+                if let Some(error) = self.metrics.as_mut().and_then(|metrics| metrics.bury(role)) {
+                    self.console.complain(error);
+                }
+            }
             Action::Progress { role, stage, done, total } => self.console.progress(role, &stage, done, total),
             Action::ChildReady { role, detail, after } => {
                 self.console.progress_end(role);
@@ -130,6 +243,14 @@ impl Server {
     }
 }
 
+/// Whether something changed that others should not have to wait for.
+fn is_news(now: &ServerHealth, before: &ServerHealth) -> bool {
+    let facts = |health: &ServerHealth| -> Vec<_> {
+        health.processes.iter().map(|p| (p.role, p.alive, p.ready, p.restarts)).collect()
+    };
+    facts(now) != facts(before)
+}
+
 fn next_event(inbox: &Receiver<Event>, deadline: Option<Instant>) -> Event {
     let Some(deadline) = deadline else {
         return inbox.recv().expect("the signal thread holds a sender for as long as the process lives");
@@ -138,10 +259,6 @@ fn next_event(inbox: &Receiver<Event>, deadline: Option<Instant>) -> Event {
         Ok(event) => event,
         Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Event::Timeout,
     }
-}
-
-fn kill_all(children: &BTreeMap<Role, Child>) {
-    children.values().for_each(|child| child.signal(nix::sys::signal::Signal::SIGKILL));
 }
 
 fn listen(host: &str, port: u16) -> Result<TcpListener> {

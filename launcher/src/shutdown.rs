@@ -102,6 +102,11 @@ impl Ending {
         self.deadline
     }
 
+    /// The front still answers what runs, for which it needs the others.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.stages.len() > 1 && self.pressure == Pressure::Drain && self.drain > Duration::ZERO
+    }
+
     /// Moves on: to the next stage when the children of this one are gone, to more force when their time is up.
     pub(crate) fn advance(&mut self, alive: &BTreeSet<Role>, now: Instant) -> Vec<Action> {
         while let Some(stage) = self.stages.first() {

@@ -1,25 +1,45 @@
 //! Owns the state of the server as the launcher sees it: one closed set of events in, actions out. It starts and
 //! signals nothing itself, so every course of events can be tested.
 
+mod post;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use proto::{Command, Role, Status};
+use proto::{Command, Incarnation, Role, ServerHealth, Status};
 
 use crate::shutdown::{Ending, Patience};
+use post::{Life, Post};
+
+pub(crate) use post::Limits;
 
 /// Everything that can happen to the launcher.
 #[derive(Debug)]
 pub(crate) enum Event {
-    Status(Role, Status),
+    /// A child has said hello.
+    Up(Role, Incarnation),
+    Status(Role, Incarnation, Status),
     Exited(Role, ExitStatus),
+    /// A child that was to be started could not be.
+    CannotStart(Role, String),
     /// The launcher itself was signalled.
     Signal(Signal),
+    /// An operator asks for something.
+    Order(Order),
     /// A deadline passed.
     Timeout,
+}
+
+/// What an operator can ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Replace a child by a new one.
+    Restart(Role),
+    /// End the server as SIGTERM does.
+    Drain,
 }
 
 /// What is to be done about it.
@@ -27,6 +47,10 @@ pub(crate) enum Event {
 pub(crate) enum Action {
     Tell(Role, Command),
     Signal(Role, Signal),
+    /// Start this child; the life before it is over.
+    Start(Role),
+    /// A child is dead, and what it leaves behind is to be put in order.
+    Bury(Role),
     /// A start-up stage of a child moved on.
     Progress {
         role: Role,
@@ -54,7 +78,7 @@ pub struct Outcome {
 
 /// Ended as asked.
 pub const EXIT_OK: u8 = 0;
-/// A child could not start, or died, or had to be killed.
+/// A child could not start, or died again and again, or had to be killed.
 pub const EXIT_FAILED: u8 = 1;
 /// The command line or the model was refused before anything was started.
 pub const EXIT_REFUSED: u8 = 2;
@@ -77,55 +101,68 @@ enum Cause {
 /// The launcher's view of its children.
 pub(crate) struct Supervisor {
     phase: Phase,
-    started: Instant,
-    alive: BTreeSet<Role>,
-    ready: BTreeSet<Role>,
-    /// What children said of themselves before they left.
-    reasons: BTreeMap<Role, String>,
-    watch: Watchdog,
+    posts: BTreeMap<Role, Post>,
+    limits: Limits,
     patience: Patience,
     signalled: Option<Instant>,
+    /// The last event, to notice that the launcher itself stood still.
+    last_event: Instant,
+    /// What children said of themselves, for the one that ends the server.
+    reasons: BTreeMap<Role, String>,
 }
 
 /// `timeout` and some shells signal a process and its group: what comes twice within this time was sent once.
 const ECHO: Duration = Duration::from_millis(250);
+/// Heartbeats come several times a second: a launcher without any event for longer has been stopped itself.
+const STOOD_STILL: Duration = Duration::from_secs(1);
 
 impl Supervisor {
     /// All children have just been started.
-    pub(crate) fn new(patience: Patience, watchdog: Duration, now: Instant) -> Self {
+    pub(crate) fn new(patience: Patience, limits: Limits, now: Instant) -> Self {
         Self {
             phase: Phase::Starting,
-            started: now,
-            alive: Role::CHILDREN.into(),
-            ready: BTreeSet::new(),
-            reasons: BTreeMap::new(),
-            watch: Watchdog { limit: watchdog, busy_since: None },
+            posts: Role::CHILDREN.into_iter().map(|role| (role, Post::new(role, now))).collect(),
+            limits,
             patience,
             signalled: None,
+            last_event: now,
+            reasons: BTreeMap::new(),
         }
     }
 
     pub(crate) fn on(&mut self, event: Event, now: Instant) -> Vec<Action> {
+        let stood_still = now.saturating_duration_since(std::mem::replace(&mut self.last_event, now));
+        if stood_still > STOOD_STILL {
+            self.posts.values_mut().for_each(|post| post.forgive(stood_still));
+        }
         match event {
-            Event::Status(role, status) => self.on_status(role, status, now),
-            Event::Exited(role, status) => self.on_exit(role, status, now),
+            Event::Up(role, incarnation) => {
+                self.post(role).hears(incarnation, now);
+                Vec::new()
+            }
+            Event::Status(role, incarnation, status) => self.on_status(role, incarnation, status, now),
+            Event::Exited(role, status) => self.on_death(role, describe(status), now),
+            Event::CannotStart(role, why) => self.on_death(role, why, now),
             Event::Signal(signal) => self.on_signal(signal, now),
+            Event::Order(order) => self.on_order(order, now),
             Event::Timeout => self.on_timeout(now),
         }
     }
 
     /// When [`Event::Timeout`] is due.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        match &self.phase {
+        let ending = match &self.phase {
             Phase::Ending { ending, .. } => ending.deadline(),
-            Phase::Starting | Phase::Serving => self.watch.deadline(),
-        }
+            Phase::Starting | Phase::Serving => None,
+        };
+        let posts = self.posts.values().filter(|_| self.replaces()).filter_map(|p| p.deadline(&self.limits));
+        posts.chain(ending).min()
     }
 
     /// `None` until the last child is gone.
     pub(crate) fn outcome(&self) -> Option<Outcome> {
         let Phase::Ending { ending, cause } = &self.phase else { return None };
-        if !self.alive.is_empty() {
+        if !self.alive().is_empty() {
             return None;
         }
         Some(match cause {
@@ -148,54 +185,142 @@ impl Supervisor {
         matches!(&self.phase, Phase::Ending { cause: Cause::Failed(role, _), .. } if !self.reasons.contains_key(role))
     }
 
-    fn on_status(&mut self, role: Role, status: Status, now: Instant) -> Vec<Action> {
+    /// How every child is doing.
+    pub(crate) fn health(&self, now: Instant) -> ServerHealth {
+        ServerHealth { processes: self.posts.values().map(|post| post.health(now)).collect() }
+    }
+
+    /// What is known of a child beyond that.
+    pub(crate) fn story(&self, role: Role) -> Story {
+        let post = &self.posts[&role];
+        Story {
+            state: match post.life {
+                Life::Starting => "starting",
+                Life::Ready => "ready",
+                Life::Leaving { .. } => "leaving",
+                Life::Dying => "dying",
+                Life::Pausing { .. } | Life::Gone => "dead",
+            },
+            incarnation: post.incarnation,
+            started: post.started,
+            last_end: post.last_end.clone(),
+        }
+    }
+
+    fn post(&mut self, role: Role) -> &mut Post {
+        self.posts.get_mut(&role).expect("every role that is supervised has a post")
+    }
+
+    fn alive(&self) -> BTreeSet<Role> {
+        self.posts.iter().filter(|(_, post)| post.is_alive()).map(|(role, _)| *role).collect()
+    }
+
+    /// Whether a child that dies is started again: also while the front still answers what runs.
+    fn replaces(&self) -> bool {
+        match &self.phase {
+            Phase::Starting | Phase::Serving => true,
+            Phase::Ending { ending, .. } => ending.is_draining(),
+        }
+    }
+
+    fn on_status(
+        &mut self,
+        role: Role,
+        incarnation: Incarnation,
+        status: Status,
+        now: Instant,
+    ) -> Vec<Action> {
+        if let Status::Failed { reason } = &status {
+            self.reasons.insert(role, reason.clone());
+            if self.post(role).is_buried(incarnation) {
+                self.post(role).last_end = Some(reason.clone());
+            }
+        }
+        if !self.post(role).hears(incarnation, now) {
+            return Vec::new();
+        }
         match status {
             Status::Progress { stage, done, total } => vec![Action::Progress { role, stage, done, total }],
             Status::Ready { detail } => self.on_ready(role, detail, now),
             Status::Heartbeat(beat) => {
-                if role == Role::Scheduler {
-                    self.watch.observe(beat.in_flight, beat.progress, now);
-                }
+                self.post(role).beat(beat, now);
                 Vec::new()
             }
+            // It leaves by itself right after.
             Status::Failed { reason } => {
-                self.reasons.insert(role, reason);
-                self.fail(role, "failed".to_owned(), now)
+                self.post(role).verdict = Some(reason.clone());
+                match self.phase {
+                    Phase::Starting => self.fail(role, reason, now),
+                    Phase::Serving | Phase::Ending { .. } => Vec::new(),
+                }
             }
         }
     }
 
     fn on_ready(&mut self, role: Role, detail: String, now: Instant) -> Vec<Action> {
-        if !self.ready.insert(role) {
+        let post = self.post(role);
+        if post.life != Life::Starting {
             return Vec::new();
         }
-        let mut actions = vec![Action::ChildReady { role, detail, after: now - self.started }];
-        if matches!(self.phase, Phase::Starting) && self.ready.len() == Role::CHILDREN.len() {
+        post.ready();
+        let mut actions = vec![Action::ChildReady { role, detail, after: now - post.started }];
+        let all = self.posts.values().all(|post| post.life == Life::Ready);
+        if matches!(self.phase, Phase::Starting) && all {
             self.phase = Phase::Serving;
             actions.push(Action::Serving);
         }
         actions
     }
 
-    fn on_exit(&mut self, role: Role, status: ExitStatus, now: Instant) -> Vec<Action> {
-        self.alive.remove(&role);
-        match &mut self.phase {
-            // A child that leaves after it was asked to is no news.
-            Phase::Ending { ending, .. } => ending.advance(&self.alive, now),
-            Phase::Starting | Phase::Serving => self.fail(role, describe(status), now),
-        }
+    /// A child is gone: it is replaced, unless the server ends, or ends because of it.
+    fn on_death(&mut self, role: Role, how: String, now: Instant) -> Vec<Action> {
+        let limits = self.limits.clone();
+        let post = self.post(role);
+        let how = post.died(how, &limits, now);
+        let loops = post.loops(&limits);
+        let mut actions = vec![Action::Bury(role)];
+        actions.extend(match &self.phase {
+            Phase::Starting => self.fail(role, how, now),
+            Phase::Ending { ending, .. } if !ending.is_draining() || role == Role::Tokenizer => {
+                self.advance(now)
+            }
+            Phase::Serving | Phase::Ending { .. } if loops => {
+                let (count, window) = (limits.deaths, limits.window.as_secs());
+                self.fail(role, format!("died {count} times within {window} s, at last: {how}"), now)
+            }
+            Phase::Serving | Phase::Ending { .. } => self.replace(role, &how, now),
+        });
+        actions
+    }
+
+    fn replace(&mut self, role: Role, how: &str, now: Instant) -> Vec<Action> {
+        self.reasons.remove(&role);
+        self.post(role).pause(now);
+        let mut actions = vec![Action::Notice(format!("{role}: {how}; starting it again"))];
+        actions.extend(self.start_due(now));
+        actions
+    }
+
+    fn start_due(&mut self, now: Instant) -> Vec<Action> {
+        let due = |post: &Post| matches!(post.life, Life::Pausing { until } if until <= now);
+        let due: Vec<Role> = self.posts.iter().filter(|(_, post)| due(post)).map(|(role, _)| *role).collect();
+        due.iter().for_each(|role| self.post(*role).restarted(now));
+        due.into_iter().map(Action::Start).collect()
     }
 
     fn on_signal(&mut self, signal: Signal, now: Instant) -> Vec<Action> {
         if self.signalled.replace(now).is_some_and(|before| now - before < ECHO) {
             return Vec::new();
         }
+        let alive = self.alive();
         let ending = match &mut self.phase {
             Phase::Ending { ending, cause } => {
                 if matches!(cause, Cause::Asked) {
                     *cause = Cause::Forced(signal);
                 }
-                return ending.force(&self.alive, now);
+                let mut actions = ending.force(&alive, now);
+                actions.extend(self.stop_replacing());
+                return actions;
             }
             Phase::Starting => Ending::during_start(&self.patience),
             Phase::Serving if signal == Signal::SIGINT => {
@@ -209,57 +334,111 @@ impl Supervisor {
         actions
     }
 
-    fn on_timeout(&mut self, now: Instant) -> Vec<Action> {
-        match &mut self.phase {
-            Phase::Ending { ending, .. } => ending.advance(&self.alive, now),
-            Phase::Starting | Phase::Serving if self.watch.deadline().is_some_and(|due| due <= now) => {
-                let limit = self.watch.limit.as_secs_f64();
-                let reason = format!("no progress for {limit} s with requests running (--watchdog-timeout)");
-                let mut actions = vec![Action::Signal(Role::Scheduler, Signal::SIGKILL)];
-                actions.extend(self.fail(Role::Scheduler, reason, now));
-                actions
+    fn on_order(&mut self, order: Order, now: Instant) -> Vec<Action> {
+        match (order, &self.phase) {
+            (Order::Drain, Phase::Starting) => {
+                self.end(Ending::during_start(&self.patience), Cause::Asked, now)
             }
-            Phase::Starting | Phase::Serving => Vec::new(),
+            (Order::Drain, Phase::Serving) => {
+                self.end(Ending::orderly(&self.patience, self.patience.drain), Cause::Asked, now)
+            }
+            (Order::Restart(role), Phase::Serving) => self.send_away(role, now),
+            (Order::Drain, Phase::Ending { .. })
+            | (Order::Restart(_), Phase::Starting | Phase::Ending { .. }) => Vec::new(),
         }
     }
 
-    /// A child is gone, or as good as. Every course from here is an end; a restart would branch off here.
+    /// Asks a child to leave so that it can be replaced. The front answers what it holds first; the others have
+    /// nothing that their successors do not get again.
+    fn send_away(&mut self, role: Role, now: Instant) -> Vec<Action> {
+        let farewell = self.limits.farewell;
+        let post = self.post(role);
+        match post.life {
+            Life::Ready => {
+                post.life = Life::Leaving { until: now + farewell };
+                let command = if role == Role::Tokenizer { Command::Drain } else { Command::Stop };
+                vec![Action::Tell(role, command)]
+            }
+            // It holds nothing yet, and may not listen.
+            Life::Starting => {
+                post.life = Life::Dying;
+                post.verdict = Some("was replaced while it started".to_owned());
+                vec![Action::Signal(role, Signal::SIGKILL)]
+            }
+            Life::Leaving { .. } | Life::Dying | Life::Pausing { .. } | Life::Gone => Vec::new(),
+        }
+    }
+
+    fn on_timeout(&mut self, now: Instant) -> Vec<Action> {
+        let mut actions = Vec::new();
+        if self.replaces() {
+            for (role, post) in &mut self.posts {
+                if let Some(why) = post.hangs(&self.limits, now) {
+                    post.life = Life::Dying;
+                    post.verdict = Some(why);
+                    actions.push(Action::Signal(*role, Signal::SIGKILL));
+                }
+            }
+            actions.extend(self.start_due(now));
+        }
+        actions.extend(self.advance(now));
+        actions
+    }
+
+    /// Moves an end on, if one is under way.
+    fn advance(&mut self, now: Instant) -> Vec<Action> {
+        let alive = self.alive();
+        let Phase::Ending { ending, .. } = &mut self.phase else { return Vec::new() };
+        let mut actions = ending.advance(&alive, now);
+        if !ending.is_draining() {
+            actions.extend(self.stop_replacing());
+        }
+        actions
+    }
+
+    /// A child is gone for good.
     fn fail(&mut self, role: Role, what: String, now: Instant) -> Vec<Action> {
-        let ending = match self.phase {
-            Phase::Ending { .. } => return Vec::new(),
+        let ending = match &self.phase {
+            Phase::Ending { ending, .. } if !ending.is_draining() => return Vec::new(),
             Phase::Starting => Ending::during_start(&self.patience),
-            Phase::Serving => Ending::after_failure(&self.patience),
+            Phase::Serving | Phase::Ending { .. } => Ending::after_failure(&self.patience),
         };
         self.end(ending, Cause::Failed(role, what), now)
     }
 
     fn end(&mut self, mut ending: Ending, cause: Cause, now: Instant) -> Vec<Action> {
-        let actions = ending.advance(&self.alive, now);
+        let mut actions = ending.advance(&self.alive(), now);
+        let started = !matches!(self.phase, Phase::Starting);
+        if started && !ending.is_draining() {
+            actions.extend(self.stop_replacing());
+        }
         self.phase = Phase::Ending { ending, cause };
+        actions
+    }
+
+    /// What is being replaced holds nothing, and may not listen yet.
+    fn stop_replacing(&mut self) -> Vec<Action> {
+        let mut actions = Vec::new();
+        for (role, post) in &mut self.posts {
+            match post.life {
+                Life::Pausing { .. } => post.life = Life::Gone,
+                Life::Starting if post.restarts > 0 => {
+                    post.life = Life::Dying;
+                    actions.push(Action::Signal(*role, Signal::SIGKILL));
+                }
+                _ => {}
+            }
+        }
         actions
     }
 }
 
-/// Notices a scheduler that stands still with work at hand.
-struct Watchdog {
-    limit: Duration,
-    /// The progress mark that has not moved, and since when; `None` while idle.
-    busy_since: Option<(u64, Instant)>,
-}
-
-impl Watchdog {
-    fn observe(&mut self, in_flight: u64, progress: u64, now: Instant) {
-        let stands_still = self.busy_since.is_some_and(|(mark, _)| mark == progress);
-        if in_flight == 0 {
-            self.busy_since = None;
-        } else if !stands_still {
-            self.busy_since = Some((progress, now));
-        }
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        self.busy_since.map(|(_, since)| since + self.limit)
-    }
+/// What an operator may want to know of one child.
+pub(crate) struct Story {
+    pub state: &'static str,
+    pub incarnation: Option<Incarnation>,
+    pub started: Instant,
+    pub last_end: Option<String>,
 }
 
 fn describe(status: ExitStatus) -> String {

@@ -3,6 +3,7 @@
 
 mod args;
 mod guard;
+mod health;
 mod log;
 mod status;
 
@@ -23,6 +24,7 @@ use crate::link::{AckMode, LinkEvent, LinkHandle, LinkSpec, LinkThread, Side};
 use args::Args;
 use guard::Launcher;
 
+pub use health::HealthView;
 pub use log::init_logging;
 pub use status::StatusReporter;
 
@@ -85,8 +87,12 @@ pub struct Child {
     pub links: LinkThread,
     pub shutdown: Shutdown,
     pub status: StatusReporter,
+    /// What the launcher tells of the whole server (tokenizer process only).
+    pub health: HealthView,
     /// The listening HTTP socket that the launcher opened (tokenizer process only).
     pub listen_fd: Option<RawFd>,
+    /// It takes the place of one that died or was sent away, and clients wait for it.
+    pub successor: bool,
 }
 
 /// How long a child tries to hand over its last messages.
@@ -101,18 +107,31 @@ impl Child {
         let incarnation = Incarnation::now();
         let links = LinkThread::start(role, incarnation)?;
         let (sender, shutdown) = Shutdown::new();
-        let status = StatusReporter::detached();
-        Ok((Self { config: Arc::new(config), incarnation, links, shutdown, status, listen_fd: None }, sender))
+        let child = Self {
+            config: Arc::new(config),
+            incarnation,
+            links,
+            shutdown,
+            status: StatusReporter::detached(),
+            health: HealthView::default(),
+            listen_fd: None,
+            successor: false,
+        };
+        Ok((child, sender))
     }
 }
 
-/// A child's `main`: parses `--config FILE [--listen-fd N]`, calls `run`, reports a failure to the launcher with
+/// A child's `main`: parses `--config FILE [--listen-fd N] [--successor]`, calls `run`, reports a failure to the launcher with
 /// its chain of causes, and returns the exit code.
 pub fn child_main<E: std::fmt::Display>(role: Role, run: impl FnOnce(Child) -> Result<(), E>) -> ExitCode {
     let args = match Args::parse(std::env::args_os().skip(1)) {
         Ok(args) => args,
         Err(error) => {
-            eprintln!("{}: {error}\nusage: {} --config FILE [--listen-fd N]", role.binary(), role.binary());
+            eprintln!(
+                "{}: {error}\nusage: {} --config FILE [--listen-fd N] [--successor]",
+                role.binary(),
+                role.binary()
+            );
             return ExitCode::from(2);
         }
     };
@@ -125,7 +144,7 @@ pub fn child_main<E: std::fmt::Display>(role: Role, run: impl FnOnce(Child) -> R
     };
     init_logging(&config.server.log_level);
     match Post::take(role, &config) {
-        Ok(post) => post.serve(config, args.listen_fd, run),
+        Ok(post) => post.serve(config, &args, run),
         Err(error) => {
             tracing::error!(%role, %error, "cannot start");
             ExitCode::FAILURE
@@ -141,6 +160,7 @@ struct Post {
     control: LinkThread,
     shutdown: Shutdown,
     status: StatusReporter,
+    health: HealthView,
 }
 
 impl Post {
@@ -150,7 +170,9 @@ impl Post {
         let control = LinkThread::start(role, incarnation)?;
         let (sender, shutdown) = Shutdown::new();
         guard::watch_signals(&control, sender.clone())?;
-        let handle = open_control(&control, role, config, launcher.clone(), sender);
+        let health = HealthView::default();
+        let heard = Heard { launcher: launcher.clone(), shutdown: sender, health: health.clone() };
+        let handle = open_control(&control, role, config, heard);
         guard::watch_launcher(&control, launcher);
         let stale_after = match role {
             Role::Scheduler => STALE_AFTER.max(watchdog(config)),
@@ -158,13 +180,13 @@ impl Post {
         };
         let status = StatusReporter::new(handle);
         status.beat_on(&control, stale_after);
-        Ok(Self { role, incarnation, control, shutdown, status })
+        Ok(Self { role, incarnation, control, shutdown, status, health })
     }
 
     fn serve<E: std::fmt::Display>(
         self,
         config: ServeConfig,
-        listen_fd: Option<RawFd>,
+        args: &Args,
         run: impl FnOnce(Child) -> Result<(), E>,
     ) -> ExitCode {
         let child = Child {
@@ -173,7 +195,9 @@ impl Post {
             links: self.control.sibling(),
             shutdown: self.shutdown,
             status: self.status.clone(),
-            listen_fd,
+            health: self.health,
+            listen_fd: args.listen_fd,
+            successor: args.successor,
         };
         let panics = log::remember_panics();
         let failure = match std::panic::catch_unwind(AssertUnwindSafe(|| run(child))) {
@@ -202,13 +226,14 @@ fn watchdog(config: &ServeConfig) -> Duration {
     Duration::try_from_secs_f64(config.schedule.watchdog_timeout_s).unwrap_or(Duration::MAX)
 }
 
-fn open_control(
-    links: &LinkThread,
-    role: Role,
-    config: &ServeConfig,
+/// Whom the launcher's words concern.
+struct Heard {
     launcher: Launcher,
     shutdown: ShutdownSender,
-) -> LinkHandle<Status> {
+    health: HealthView,
+}
+
+fn open_control(links: &LinkThread, role: Role, config: &ServeConfig, heard: Heard) -> LinkHandle<Status> {
     let spec = LinkSpec {
         path: Endpoints::new(&config.run_dir).control(role),
         side: Side::Connect,
@@ -216,10 +241,11 @@ fn open_control(
         ack: AckMode::Auto,
     };
     links.open(spec, move |event| match event {
-        LinkEvent::Up { .. } => launcher.heard(),
-        LinkEvent::Down => launcher.lost(),
-        LinkEvent::Message { message: Command::Drain, .. } => shutdown.advance(Phase::Draining),
-        LinkEvent::Message { message: Command::Stop, .. } => shutdown.advance(Phase::Stopping),
+        LinkEvent::Up { .. } => heard.launcher.heard(),
+        LinkEvent::Down => heard.launcher.lost(),
+        LinkEvent::Message { message: Command::Drain, .. } => heard.shutdown.advance(Phase::Draining),
+        LinkEvent::Message { message: Command::Stop, .. } => heard.shutdown.advance(Phase::Stopping),
+        LinkEvent::Message { message: Command::Health(health), .. } => heard.health.update(health),
         LinkEvent::Acked { .. } => {}
     })
 }

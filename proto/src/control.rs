@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ids::Role;
+
 /// Child → launcher.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Status {
@@ -30,10 +32,37 @@ pub struct Heartbeat {
 pub const HEARTBEAT_INTERVAL: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// Launcher → child.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
     /// Stop admitting; finish what runs, then exit with 0.
     Drain,
     /// Exit now with 0.
     Stop,
+    /// How the whole server is doing. Sent to the tokenizer process, every [`HEALTH_INTERVAL`] and when it changes.
+    Health(ServerHealth),
+}
+
+/// How often the launcher tells the tokenizer process how the server is doing.
+pub const HEALTH_INTERVAL: std::time::Duration = std::time::Duration::from_millis(500);
+
+/// All children, as the launcher sees them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerHealth {
+    pub processes: Vec<ProcessHealth>,
+}
+
+/// One child, as the launcher sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessHealth {
+    pub role: Role,
+    /// The process exists.
+    pub alive: bool,
+    /// It does its work: neither loading nor about to be replaced.
+    pub ready: bool,
+    /// Lives before this one.
+    pub restarts: u64,
+    /// Since its last sign of life.
+    pub heartbeat_age_ms: u64,
+    /// What its last heartbeat said.
+    pub heartbeat: Heartbeat,
 }

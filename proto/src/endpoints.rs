@@ -34,4 +34,9 @@ impl Endpoints {
     pub fn control(&self, child: Role) -> PathBuf {
         self.run_dir.join(format!("ctl.{child}.sock"))
     }
+
+    /// operator → launcher: lines of JSON, one question and one answer each. The launcher binds.
+    pub fn admin(&self) -> PathBuf {
+        self.run_dir.join("admin.sock")
+    }
 }

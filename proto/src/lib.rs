@@ -35,7 +35,9 @@ pub use config::{
     NgramMatchType, ScheduleConfig, SchedulePolicy, ServeConfig, ServerConfig, SpecAlgorithm, SpecConfig,
     Weights,
 };
-pub use control::{Command, HEARTBEAT_INTERVAL, Heartbeat, Status};
+pub use control::{
+    Command, HEALTH_INTERVAL, HEARTBEAT_INTERVAL, Heartbeat, ProcessHealth, ServerHealth, Status,
+};
 pub use endpoints::Endpoints;
 pub use finish::{FinishReason, Matched};
 pub use ids::{Incarnation, RequestId, Role, TokenId};

@@ -26,6 +26,8 @@ pub enum ToTokenizer {
     },
     FlushCache(FlushCacheReqOutput),
     InternalState(GetInternalStateReqOutput),
+    /// From the scheduler: it was told to leave. What it holds goes to its successor, and was not the reason.
+    Leaving,
 }
 
 /// [`crate::BatchTokenIDOutput`] with text: parallel lists, one entry per request id.

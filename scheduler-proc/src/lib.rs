@@ -1,14 +1,15 @@
 //! Queue, batch, KV pool, prefix cache, model, draft workers, sampling and the acceptance counters. Never text.
 //!
 //! Layers, bottom up: `batch` (plain data between the halves); `engine` (tensors); `cache` (KV slots); `stop`,
-//! `request`, `stream`, `accounting` (one request); `admission` (who runs); `outbox`, `metrics` (what leaves);
-//! `scheduler` (the loop).
+//! `request`, `stream`, `accounting` (one request); `admission` (who runs); `outbox`, `metrics`, `journal` (what
+//! leaves); `scheduler` (the loop).
 
 pub mod accounting;
 pub mod admission;
 pub mod batch;
 pub mod cache;
 pub mod engine;
+pub mod journal;
 pub mod metrics;
 pub mod outbox;
 pub mod request;
@@ -26,9 +27,10 @@ use anyhow::Context;
 use proto::child::{CLOSE_DEADLINE, Child, Shutdown, StatusReporter};
 use proto::link::{AckMode, LinkSpec, LinkThread, Side};
 use proto::metrics::SnapshotWriter;
-use proto::{Endpoints, Role, ServeConfig, TokenBytes};
+use proto::{Endpoints, Incarnation, Role, ServeConfig, TokenBytes};
 
 use self::engine::Engine;
+use self::journal::Journal;
 use self::metrics::{SchedulerMetrics, WriteSnapshot};
 use self::outbox::LinkPeers;
 use self::scheduler::{Event, Scheduler};
@@ -43,7 +45,10 @@ pub fn run(child: Child) -> anyhow::Result<()> {
     let engine = std::thread::Builder::new()
         .name("engine".to_owned())
         .spawn(move || {
-            let scheduler = load(&config, started, peers, snapshots, &status)?;
+            let mut scheduler = load(&config, started, peers, snapshots, &status)?;
+            if config.server.enable_metrics {
+                keep_journal(&mut scheduler, &config, incarnation);
+            }
             serve(scheduler, &inbox, &shutdown, &status)
         })
         .context("starting the engine thread")?;
@@ -92,6 +97,18 @@ fn load(
     let mut scheduler = Scheduler::new(config.clone(), engine, peers, bytes, metrics);
     scheduler.started_at(started);
     Ok(scheduler)
+}
+
+/// Counts that are shown must be exact across a restart; without one they would end with the process.
+fn keep_journal(
+    scheduler: &mut Scheduler<Box<dyn Engine>, LinkPeers>,
+    config: &ServeConfig,
+    incarnation: Incarnation,
+) {
+    match Journal::open(&config.metrics_dir(), incarnation) {
+        Ok(journal) => scheduler.keep(journal),
+        Err(error) => tracing::warn!(%error, "counts will not survive a restart exactly"),
+    }
 }
 
 fn serve(

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prometheus::Registry;
+use proto::metrics::LiveCounts;
 use proto::{ServeConfig, SpecCounters};
 
 use crate::engine::EngineLimits;
@@ -80,6 +81,11 @@ impl SchedulerMetrics {
     /// Acceptance since the start, of all counted requests.
     pub fn totals(&self) -> &SpecCounters {
         &self.totals
+    }
+
+    /// The counters that clients are told parts of, as they stand.
+    pub fn live_counts(&self) -> Vec<LiveCounts> {
+        self.series.as_ref().map_or(Vec::new(), Series::live_counts)
     }
 
     /// Tokens per second over the last window; 0 when idle.

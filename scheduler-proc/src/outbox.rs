@@ -91,7 +91,6 @@ impl<P: Peers> Outbox<P> {
     }
 
     /// Requests whose end is not acknowledged.
-    #[cfg(test)]
     pub fn ended(&self) -> impl Iterator<Item = &Request> {
         self.finishing.iter().chain(self.ending.iter().map(|(_, request)| request))
     }

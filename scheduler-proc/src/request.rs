@@ -9,6 +9,7 @@ use proto::{
 
 use crate::batch::{EngineSlot, LogprobParams, RowParams, TokenLogprobs};
 use crate::cache::Lease;
+use crate::journal::Inheritance;
 use crate::stop::{StopError, Stops, Vocabulary};
 use crate::stream::Sent;
 
@@ -71,6 +72,8 @@ pub struct Request {
     /// Of every answer token since `resumed_len`, and of the prompt once it has run.
     pub logprobs: Option<RowLogprobs>,
     pub sent: Sent,
+    /// Answer tokens that the journal has.
+    pub noted_len: usize,
 }
 
 impl Request {
@@ -117,7 +120,24 @@ impl Request {
             spec: input.spec,
             made: Made::default(),
             sent: Sent::from(resumed_len),
+            noted_len: resumed_len,
         })
+    }
+
+    /// Takes what an earlier scheduler made of it, as if this one had.
+    pub fn inherit(&mut self, inheritance: Inheritance) {
+        let Inheritance { ids, spec, finish, logprobs } = inheritance;
+        self.stops.resume(&ids);
+        self.tokens.extend(ids);
+        self.spec = spec;
+        self.finish = finish;
+        if let (Some(mine), Some(theirs)) = (&mut self.logprobs, logprobs) {
+            *mine = theirs;
+            let start = self.params.logprobs.as_ref().and_then(|wanted| wanted.start_len);
+            if start.is_some_and(|start| start + mine.input_token_logprobs_idx.len() == self.prompt_len) {
+                self.stop_wanting_prompt_logprobs();
+            }
+        }
     }
 
     /// Prompt, then the answer so far.

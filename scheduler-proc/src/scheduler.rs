@@ -14,6 +14,7 @@ use crate::admission::{Admission, Budgets, RowPlan};
 use crate::batch::{Batch, BatchRow, RowKind, RowOutput, StepOutput};
 use crate::cache::PrefixCache;
 use crate::engine::{Engine, EngineError};
+use crate::journal::Journal;
 use crate::metrics::{Load, PrefillReport, SchedulerMetrics, StepReport};
 use crate::outbox::{Outbox, Peers};
 use crate::request::{Phase, Request};
@@ -44,6 +45,8 @@ pub struct Scheduler<E, P> {
     outbox: Outbox<P>,
     vocabulary: Vocabulary,
     metrics: SchedulerMetrics,
+    /// `None` where no counts are shown.
+    journal: Option<Journal>,
     pending_flushes: Vec<PendingFlush>,
     /// Admit nothing more; what is queued or running still ends.
     draining: bool,
@@ -79,6 +82,7 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
             outbox: Outbox::new(peers),
             vocabulary,
             metrics,
+            journal: None,
             pending_flushes: Vec::new(),
             draining: false,
             started: Instant::now(),
@@ -94,6 +98,13 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
         self.started = started;
     }
 
+    /// Takes over from earlier schedulers, and leaves to later ones.
+    pub fn keep(&mut self, journal: Journal) {
+        // The counts in the journal bring up those of a snapshot, so there must be one.
+        self.metrics.publish(true);
+        self.journal = Some(journal);
+    }
+
     /// Turns until told to stop, or until a drain has nothing left to end.
     pub fn run(
         &mut self,
@@ -106,7 +117,10 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
             match shutdown.phase() {
                 ShutdownPhase::Running => {}
                 ShutdownPhase::Draining => self.draining = true,
-                ShutdownPhase::Stopping => return Ok(()),
+                ShutdownPhase::Stopping => {
+                    self.outbox.reply(ToTokenizer::Leaving);
+                    return Ok(());
+                }
             }
             let worked = self.step()?;
             status.alive(self.heartbeat());
@@ -159,6 +173,9 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
         report.load = self.load();
         report.retracted = self.admission.take_retracted();
         self.metrics.step(&report);
+        if !plans.is_empty() {
+            self.write_journal();
+        }
         self.send();
         Ok(!plans.is_empty())
     }
@@ -210,6 +227,9 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
         for (plan, row) in plans.iter().zip(output.rows) {
             let request = &mut self.admission.running_mut()[plan.index];
             commit_row(request, plan, row, report);
+            if let Some(journal) = &mut self.journal {
+                journal.note(request);
+            }
             if request.finish.is_some() {
                 ended.push(plan.index);
             } else if plan.kind == RowKind::Extend {
@@ -221,6 +241,17 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
         for index in ended.into_iter().rev() {
             let request = self.admission.finish(index);
             self.end(request);
+        }
+    }
+
+    /// Everything that is told to a client is in here first.
+    fn write_journal(&mut self) {
+        let Some(journal) = &mut self.journal else { return };
+        let counts = self.metrics.live_counts();
+        journal.commit(&counts);
+        if journal.is_long() {
+            let held = self.admission.running().iter().chain(self.admission.waiting());
+            journal.rewrite(held.chain(self.outbox.ended()), &counts);
         }
     }
 

@@ -44,6 +44,11 @@ impl Stream {
         Some(serde_json::from_str(&data).unwrap_or_else(|error| panic!("{error} in event {data}")))
     }
 
+    /// Whether the stream has ended with `[DONE]`.
+    pub fn is_done(&self) -> bool {
+        self.events.done
+    }
+
     /// All events; panics when the stream does not end with `[DONE]`.
     pub fn all(mut self) -> Vec<Value> {
         assert_eq!(self.status, 200);
@@ -63,8 +68,9 @@ pub(crate) struct Http {
 
 impl Http {
     pub(crate) fn new(base: String, key: Option<String>) -> Self {
-        let client =
-            Client::builder().timeout(TIMEOUT).no_proxy().build().expect("the client needs no files");
+        // A connection of its own for every request: one that is kept may lead to a process that has died since.
+        let client = Client::builder().timeout(TIMEOUT).no_proxy().pool_max_idle_per_host(0).build();
+        let client = client.expect("the client needs no files");
         Self { client, base, key }
     }
 

@@ -25,6 +25,14 @@ impl Metrics {
         self.matching(name, labels).sum()
     }
 
+    /// Every series that may only grow, by name and labels.
+    pub fn counters(&self) -> BTreeMap<String, f64> {
+        const GROWING: [&str; 4] = ["_total", "_bucket", "_count", "_sum"];
+        let grows = |name: &str| GROWING.iter().any(|ending| name.ends_with(ending));
+        let counters = self.series.iter().filter(|(name, ..)| grows(name));
+        counters.map(|(name, labels, value)| (format!("{name}{labels:?}"), *value)).collect()
+    }
+
     pub fn has(&self, name: &str) -> bool {
         self.matching(name, &[]).next().is_some()
     }

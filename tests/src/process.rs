@@ -53,7 +53,8 @@ pub(crate) fn children_of(parent: Pid) -> BTreeMap<String, Pid> {
         let (_, tail) = stat.rsplit_once(')')?;
         let parent_pid: i32 = tail.split_whitespace().nth(1)?.parse().ok()?;
         let binary = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
-        let name = binary.file_name()?.to_string_lossy().into_owned();
+        // A binary that was built anew meanwhile is called deleted.
+        let name = binary.file_name()?.to_string_lossy().trim_end_matches(" (deleted)").to_owned();
         (parent_pid == parent.as_raw()).then(|| (name, Pid::from_raw(pid)))
     });
     children.collect()

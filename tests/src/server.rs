@@ -1,9 +1,10 @@
 //! Owns one server under test, from its start to the proof that it left nothing behind.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -41,6 +42,17 @@ impl ServerOptions {
     /// The default model with n-gram speculation.
     pub fn ngram() -> Self {
         Self::plain().with(&["--speculative-algorithm", "NGRAM"])
+    }
+
+    /// A model of random weights that loads at once, with a tokenizer and room for 512 tokens.
+    pub fn tiny() -> Self {
+        Self::plain().model(&golden().join("llama-tiny/target")).with(&["--dtype", "float32"])
+    }
+
+    /// The same with a draft head that guesses well.
+    pub fn tiny_eagle() -> Self {
+        let draft = golden().join("eagle1-tiny/draft").display().to_string();
+        Self::tiny().with(&["--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", &draft])
     }
 
     /// Threads of the model's arithmetic, in place of the one that tests share a machine with.
@@ -82,6 +94,8 @@ pub struct Server {
     http: Http,
     /// By the name of the binary, as found when it began to serve.
     children: BTreeMap<String, Pid>,
+    /// Every process that was ever seen of it.
+    seen: Mutex<BTreeSet<Pid>>,
 }
 
 /// A server that has ended.
@@ -113,7 +127,8 @@ impl Server {
         let Some(base) = address else { return Err(launcher.end(Signal::SIGKILL)) };
         let http = Http::new(base, key);
         let children = children_of(launcher.pid());
-        let server = Self { launcher, http, children };
+        let seen = Mutex::new(children.values().copied().collect());
+        let server = Self { launcher, http, children, seen };
         let ready = wait_until(START, || server.http.get("/ready").is_ok_and(|reply| reply.status == 200));
         assert!(ready, "/ready is not 200 though the address was announced");
         Ok(server)
@@ -146,6 +161,11 @@ impl Server {
 
     pub fn stream(&self, path: &str, body: &Value) -> Stream {
         self.http.stream(path, body).unwrap_or_else(|error| panic!("POST {path}: {error}"))
+    }
+
+    /// A stream whose connection may fail.
+    pub fn try_stream(&self, path: &str, body: &Value) -> reqwest::Result<Stream> {
+        self.http.stream(path, body)
     }
 
     /// `/generate`, with status 200.
@@ -190,9 +210,65 @@ impl Server {
         kill(self.launcher.pid(), signal).expect("the launcher is not waited for before it is ended");
     }
 
+    /// The process that plays a role now; `None` while it is dead.
+    pub fn child(&self, binary: &str) -> Option<Pid> {
+        let pid = children_of(self.launcher.pid()).remove(binary).filter(|pid| is_alive(*pid))?;
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).insert(pid);
+        Some(pid)
+    }
+
     pub fn kill_child(&self, binary: &str) {
-        let pid = self.children.get(binary).unwrap_or_else(|| panic!("no {binary} in {:?}", self.children));
-        kill(*pid, Signal::SIGKILL).unwrap_or_else(|errno| panic!("cannot kill {binary}: {errno}"));
+        self.signal_child(binary, Signal::SIGKILL);
+    }
+
+    /// Signals the process that plays a role, as soon as there is one; gives its id.
+    pub fn signal_child(&self, binary: &str, signal: Signal) -> Pid {
+        let mut hit = None;
+        let signalled = wait_until(START, || {
+            hit = self.child(binary).filter(|pid| kill(*pid, signal).is_ok());
+            hit.is_some()
+        });
+        assert!(signalled, "there is no {binary}");
+        hit.expect("it was just signalled")
+    }
+
+    /// The server's run directory.
+    pub fn run_dir(&self) -> PathBuf {
+        let names = self.launcher.leftovers();
+        let name = names.iter().find(|name| name.starts_with("drafthorse-"));
+        self.launcher.home.path().join(name.expect("a server has a run directory"))
+    }
+
+    /// `launcher ps --json` and its like, as an operator of this server runs them.
+    pub fn operate(&self, arguments: &[&str]) -> Output {
+        let mut command = std::process::Command::new(target_dir().join("launcher"));
+        command
+            .args(arguments)
+            .env("TMPDIR", self.launcher.home.path())
+            .output()
+            .expect("it is an executable")
+    }
+
+    /// What `launcher ps` says of a role.
+    pub fn report(&self, role: &str) -> Value {
+        let run_dir = self.run_dir().display().to_string();
+        let output = self.operate(&["ps", "--json", "--run-dir", &run_dir]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{output:?}");
+        let reports: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"));
+        let found = reports.as_array().into_iter().flatten().find(|report| report["role"] == role);
+        found.unwrap_or_else(|| panic!("no {role} in {text}")).clone()
+    }
+
+    /// Waits until all processes do their work.
+    pub fn wait_ready(&self) {
+        let healthy = wait_until(START, || self.try_get("/health").is_some_and(|reply| reply.status == 200));
+        assert!(healthy, "not healthy: {:?}", self.try_get("/health"));
+    }
+
+    fn survivors(&self) -> Vec<Pid> {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.iter().copied().filter(|pid| is_alive(*pid)).collect()
     }
 
     /// Whether the launcher has ended.
@@ -209,8 +285,8 @@ impl Server {
     /// Waits for an end that is under way, and checks that nothing is left.
     pub fn wait_for_end(&mut self) -> Ended {
         let ended = self.launcher.wait();
-        let gone = wait_until(END, || !self.children.values().any(|pid| is_alive(*pid)));
-        assert!(gone, "processes are left behind: {:?}\n{}", self.children, ended.logs);
+        let gone = wait_until(END, || self.survivors().is_empty());
+        assert!(gone, "processes are left behind: {:?}\n{}", self.survivors(), ended.logs);
         ended
     }
 
@@ -234,8 +310,8 @@ impl Drop for Server {
         let ended = self.launcher.end(Signal::SIGKILL);
         if !panicking {
             assert!(asked, "SIGTERM did not end the server\n{}", ended.logs);
-            let gone = wait_until(END, || !self.children.values().any(|pid| is_alive(*pid)));
-            assert!(gone, "processes are left behind: {:?}\n{}", self.children, ended.logs);
+            let gone = wait_until(END, || self.survivors().is_empty());
+            assert!(gone, "processes are left behind: {:?}\n{}", self.survivors(), ended.logs);
             assert_eq!(self.leftovers(), [""; 0], "{}", ended.logs);
         }
     }
@@ -296,6 +372,10 @@ impl Launcher {
 /// The top of the repository.
 pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the repository").to_owned()
+}
+
+fn golden() -> PathBuf {
+    repository().join("tests/fixtures/golden")
 }
 
 /// Where the binaries are: tests run from the `deps` folder next to them.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
 
 use proto::ServeConfig;
-use proto::child::{Phase, Shutdown};
+use proto::child::{HealthView, Phase, Shutdown};
 use proto::metrics::SnapshotWriter;
 use tokio::sync::{Notify, watch};
 use tracing::warn;
@@ -32,6 +32,7 @@ pub(crate) struct App {
     /// Locked while the file is written: the draft has one name.
     snapshots: Mutex<SnapshotWriter>,
     shutdown: Shutdown,
+    pub health: HealthView,
     texts: OnceLock<Texts>,
     texts_loaded: Notify,
 }
@@ -44,6 +45,7 @@ pub(crate) struct Parts {
     pub(crate) metrics: Arc<TokenizerMetrics>,
     pub(crate) snapshots: SnapshotWriter,
     pub(crate) shutdown: Shutdown,
+    pub(crate) health: HealthView,
 }
 
 /// What is read from the tokenizer's folder; nothing of it with `--skip-tokenizer-init`.
@@ -54,10 +56,10 @@ struct Texts {
 
 impl App {
     pub(crate) fn new(parts: Parts) -> Arc<Self> {
-        let Parts { config, registry, bridge, metrics, snapshots, shutdown } = parts;
+        let Parts { config, registry, bridge, metrics, snapshots, shutdown, health } = parts;
         let scheduler = bridge.scheduler_view();
         let intake = Intake::new(Arc::clone(&config), Arc::clone(&registry), scheduler.clone());
-        Arc::new(Self {
+        let app = Arc::new(Self {
             config,
             registry,
             intake,
@@ -68,9 +70,20 @@ impl App {
             started: SystemTime::now(),
             snapshots: Mutex::new(snapshots),
             shutdown,
+            health,
             texts: OnceLock::new(),
             texts_loaded: Notify::new(),
-        })
+        });
+        if app.config.server.enable_metrics {
+            // Weak, for the registry is part of what it would keep alive.
+            let weak = Arc::downgrade(&app);
+            app.registry.publish_with(Box::new(move || {
+                if let Some(app) = weak.upgrade() {
+                    app.publish_metrics();
+                }
+            }));
+        }
+        app
     }
 
     /// Reads the tokenizer and the chat template; takes as long as the files are big.
@@ -122,9 +135,11 @@ impl App {
     /// Whether all that a request needs is there.
     pub(crate) fn check_ready(&self) -> Result<(), Refusal> {
         self.check_serving()?;
-        match self.scheduler.borrow().up {
-            true => Ok(()),
-            false => Err(Refusal::Unavailable("The scheduler is away.".to_owned())),
+        let view = self.scheduler.borrow();
+        let away = [(view.up, "scheduler"), (view.detokenizer_up, "detokenizer")];
+        match away.iter().find(|(up, _)| !up) {
+            None => Ok(()),
+            Some((_, who)) => Err(Refusal::Unavailable(format!("The {who} is being started again."))),
         }
     }
 
@@ -132,6 +147,11 @@ impl App {
     pub(crate) fn check_admits(&self) -> Result<(), Refusal> {
         self.check_ready()?;
         self.scheduler.borrow().info.as_ref().map_or(Ok(()), |info| self.intake.check_room(info))
+    }
+
+    /// Whether the process is on its way out.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.shutdown.phase() >= Phase::Draining
     }
 
     /// Writes this process' snapshot.

@@ -20,7 +20,10 @@ use crate::registry::Registry;
 /// How the scheduler is doing, as far as this process can tell.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SchedulerView {
+    /// It takes requests: its link stands, and its model is loaded.
     pub up: bool,
+    /// Text can arrive.
+    pub detokenizer_up: bool,
     /// What the scheduler said when it became ready; kept while it is away.
     pub info: Option<SchedulerInfo>,
 }
@@ -126,7 +129,7 @@ impl Inbox {
                     // Its senders' drop tells those who wait.
                     self.waiting().clear();
                 }
-                self.view.send_modify(|view| view.up = true);
+                // A new one listens before it has loaded its model, and says when it has.
                 self.registry.scheduler_up(restarted);
             }
             LinkEvent::Down => {
@@ -141,8 +144,14 @@ impl Inbox {
 
     fn text_event(&self, event: LinkEvent<ToTokenizer>) {
         match event {
-            LinkEvent::Up { peer, restarted } => info!(%peer, restarted, "detokenizer connected"),
-            LinkEvent::Down => warn!("detokenizer disconnected"),
+            LinkEvent::Up { peer, restarted } => {
+                info!(%peer, restarted, "detokenizer connected");
+                self.view.send_modify(|view| view.detokenizer_up = true);
+            }
+            LinkEvent::Down => {
+                warn!("detokenizer disconnected");
+                self.view.send_modify(|view| view.detokenizer_up = false);
+            }
             LinkEvent::Message { message, .. } => self.message(message),
             LinkEvent::Acked { .. } => {}
         }
@@ -151,7 +160,11 @@ impl Inbox {
     fn message(&self, message: ToTokenizer) {
         match message {
             ToTokenizer::Text(batch) => self.registry.route(batch),
-            ToTokenizer::SchedulerReady(info) => self.view.send_modify(|view| view.info = Some(info)),
+            ToTokenizer::SchedulerReady(info) => {
+                self.registry.scheduler_ready();
+                self.view.send_modify(|view| (view.up, view.info) = (true, Some(info)));
+            }
+            ToTokenizer::Leaving => self.registry.scheduler_leaves(),
             ToTokenizer::Refused { rid, reason } => self.registry.refuse(&rid, reason),
             ToTokenizer::FlushCache(reply) => {
                 if let Some(Waiting::Flush(asker)) = self.waiting().remove(&reply.id) {

@@ -73,9 +73,17 @@ impl Mailbox {
         unread
     }
 
-    /// Ends the exchange. Only the first end counts.
-    pub(crate) fn end(&self, end: End) {
-        self.lock().end.get_or_insert(end);
+    /// Ends the exchange with what came last, which a reader gets together. Only the first end counts.
+    pub(crate) fn end(&self, last: Option<Delta>, end: End) {
+        let mut slot = self.lock();
+        if slot.end.is_none() {
+            if let Some(last) = last {
+                slot.delta.extend(last);
+                slot.fresh = true;
+            }
+            slot.end = Some(end);
+        }
+        drop(slot);
         self.wake.notify_one();
     }
 

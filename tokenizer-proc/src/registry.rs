@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use proto::link::SendError;
 use proto::{
-    AbortReq, BatchStrOutput, FinishReason, RequestId, TextRow, ToScheduler, TokenizedGenerateReqInput,
+    AbortReq, BatchStrOutput, FinishReason, Incarnation, RequestId, TextRow, ToScheduler,
+    TokenizedGenerateReqInput,
 };
 use tokio::sync::watch;
 use tracing::{debug, error, warn};
@@ -18,15 +19,17 @@ use crate::refusal::Refusal;
 /// Puts a message on the link to the scheduler; never blocks.
 pub(crate) type Outbox = Box<dyn Fn(&ToScheduler) -> Result<u64, SendError> + Send + Sync>;
 
-/// A scheduler's deaths that one request is carried over; at the next it fails alone, so that a request that
-/// kills schedulers cannot do so for ever.
-const MAX_ATTEMPTS: u32 = 2;
+/// A scheduler's deaths during one request, at which it fails alone: a request that kills schedulers must not do so
+/// for ever.
+const FATAL_DEATHS: u32 = 2;
 
 /// All requests that are alive.
 pub(crate) struct Registry {
     state: Mutex<State>,
     outbox: OnceLock<Outbox>,
     metrics: Arc<TokenizerMetrics>,
+    /// Writes down what is counted.
+    publish: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Counts text batches: proof that all three processes work.
     activity: watch::Sender<u64>,
     /// Requests that are alive.
@@ -40,13 +43,18 @@ struct State {
     live: HashMap<RequestId, Entry>,
     /// The clients' names of what is alive.
     names: HashSet<RequestId>,
-    /// Requests registered so far.
+    /// The number of the request registered last. Those of a later process begin above those of an earlier one: rows
+    /// of its requests may still be on their way.
     registered: u64,
     /// Aborts that did not fit on the link yet.
     unsent_aborts: Vec<RequestId>,
     scheduler_up: bool,
+    /// The present scheduler has its model, so that it could run requests. Stays while its link is down.
+    scheduler_ran: bool,
     /// Set once by `close`: why nothing is registered any more.
     closed: Option<String>,
+    /// Ends that are counted and not told yet, each with what came along.
+    untold: Vec<(Arc<Mailbox>, Option<Delta>, End)>,
 }
 
 struct Entry {
@@ -63,6 +71,8 @@ struct Entry {
     mailbox: Arc<Mailbox>,
     clock: RequestClock,
     abort_requested: bool,
+    /// Schedulers that died while they had it and could run it.
+    deaths: u32,
 }
 
 /// One request to be registered, with the client's name for it.
@@ -110,9 +120,10 @@ impl Drop for Ticket {
 impl Registry {
     pub(crate) fn new(metrics: Arc<TokenizerMetrics>) -> Arc<Self> {
         Arc::new(Self {
-            state: Mutex::default(),
+            state: Mutex::new(State { registered: Incarnation::now().0, ..State::default() }),
             outbox: OnceLock::new(),
             metrics,
+            publish: OnceLock::new(),
             activity: watch::Sender::new(0),
             live: watch::Sender::new(0),
         })
@@ -122,6 +133,11 @@ impl Registry {
     pub(crate) fn connect(&self, outbox: Outbox) {
         // A second outbox would split the stream of messages; the first stays.
         let _ = self.outbox.set(outbox);
+    }
+
+    /// Gives the registry a way to write down what it has counted, used before clients are told of ends.
+    pub(crate) fn publish_with(&self, publish: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.publish.set(publish);
     }
 
     /// Requests that are alive.
@@ -149,11 +165,13 @@ impl Registry {
         refuse_duplicates(&state.names, &requests)?;
         let mut tickets = Vec::with_capacity(requests.len());
         let mut refusal = None;
+        // Counted before the scheduler hears of them: in between, nobody may find the registry idle, or with room.
+        self.live.send_replace(state.live.len() + requests.len());
         for Registration { mut input, group } in requests {
             input.attempt = u32::from(state.scheduler_up);
             state.registered += 1;
             let name = input.rid.clone();
-            input.rid = RequestId(format!("{name}#{}", state.registered));
+            input.rid = RequestId(format!("{name}#{:x}", state.registered));
             if let Err(why) = self.send(&ToScheduler::Generate(Box::new(input.clone()))) {
                 refusal = Some(why);
                 break;
@@ -170,12 +188,13 @@ impl Registry {
                 mailbox: Arc::clone(&mailbox),
                 clock,
                 abort_requested: false,
+                deaths: 0,
             };
             state.names.insert(name.clone());
             state.live.insert(rid.clone(), entry);
-            self.live.send_replace(state.live.len());
             tickets.push(Ticket { rid, name, mailbox, registry: Arc::clone(self), ended: false });
         }
+        self.live.send_replace(state.live.len());
         // The tickets' drop takes the lock again.
         drop(state);
         match refusal {
@@ -197,7 +216,7 @@ impl Registry {
         for row in rows {
             self.route_row(&mut state, row);
         }
-        drop(state);
+        self.tell(state);
         self.activity.send_modify(|batches| *batches += 1);
     }
 
@@ -208,11 +227,8 @@ impl Registry {
             return debug!(%rid, "dropped a row of an unknown request");
         };
         let reason = row.progress.finished_reason.take();
-        let unread = match entry.accept(row) {
-            Ok(delta) => {
-                self.metrics.tokens(&mut entry.clock, delta.output_ids.len());
-                entry.mailbox.deliver(delta)
-            }
+        let delta = match entry.accept(row) {
+            Ok(delta) => delta,
             Err(gap) => {
                 error!(%rid, %gap, "failed a request");
                 let reason = FinishReason::failed(500, "InternalServerError", gap);
@@ -220,9 +236,13 @@ impl Registry {
                 return self.send_abort(state, rid);
             }
         };
+        self.metrics.tokens(&mut entry.clock, delta.output_ids.len());
         if let Some(reason) = reason {
-            self.end(state, &rid, reason);
-        } else if unread > MAX_UNREAD_BYTES && entry.input.stream {
+            self.end_with(state, &rid, Some(delta), reason);
+            return;
+        }
+        let unread = entry.mailbox.deliver(delta);
+        if unread > MAX_UNREAD_BYTES && entry.input.stream {
             warn!(%rid, unread, "aborted a request whose client does not read");
             self.end(state, &rid, FinishReason::failed(503, "SlowClient", "The client does not read."));
             self.send_abort(state, rid);
@@ -231,7 +251,9 @@ impl Registry {
 
     /// Ends a request that the scheduler will not run.
     pub(crate) fn refuse(&self, rid: &RequestId, reason: FinishReason) {
-        self.end(&mut self.lock(), rid, reason);
+        let mut state = self.lock();
+        self.end(&mut state, rid, reason);
+        self.tell(state);
     }
 
     /// Ends what `rid` names (a request, or all of a batch), or everything, by asking the scheduler: the answer
@@ -255,6 +277,7 @@ impl Registry {
         if self.end(&mut state, rid, FinishReason::aborted("The client disconnected")) {
             self.send_abort(&mut state, rid.clone());
         }
+        self.tell(state);
     }
 
     /// The link to the scheduler has room again.
@@ -276,23 +299,36 @@ impl Registry {
         state.scheduler_up = true;
         if restarted {
             state.unsent_aborts.clear();
+            // One that died while it loaded its model was killed by no request.
+            let killed = std::mem::take(&mut state.scheduler_ran);
             let rids: Vec<_> = state.live.keys().cloned().collect();
             for rid in rids {
-                self.resubmit(&mut state, &rid);
+                self.resubmit(&mut state, &rid, killed);
             }
         }
-        drop(state);
+        self.tell(state);
         self.flush_aborts();
     }
 
-    fn resubmit(&self, state: &mut State, rid: &RequestId) {
+    /// The scheduler has its model.
+    pub(crate) fn scheduler_ready(&self) {
+        self.lock().scheduler_ran = true;
+    }
+
+    /// Its end is no request's doing.
+    pub(crate) fn scheduler_leaves(&self) {
+        self.lock().scheduler_ran = false;
+    }
+
+    fn resubmit(&self, state: &mut State, rid: &RequestId, killed: bool) {
         let Some(entry) = state.live.get_mut(rid) else { return };
         if entry.abort_requested {
             self.end(state, rid, FinishReason::aborted("Aborted"));
             return;
         }
         entry.input.attempt += 1;
-        let reason = if entry.input.attempt > MAX_ATTEMPTS {
+        entry.deaths += u32::from(killed);
+        let reason = if entry.deaths >= FATAL_DEATHS {
             Some("the scheduler died twice while it ran this request".to_owned())
         } else {
             let message = ToScheduler::Generate(Box::new(entry.input.clone()));
@@ -311,15 +347,41 @@ impl Registry {
         for rid in rids {
             self.end(&mut state, &rid, FinishReason::failed(503, "ServiceUnavailable", why));
         }
+        self.tell(state);
     }
 
-    /// The one place where a request ends. False when it already had.
+    /// Tells the clients of those that ended, once that is written down: whatever a client was told is in the
+    /// totals, also when this process is killed in the next moment.
+    fn tell(&self, mut state: MutexGuard<'_, State>) {
+        let untold = std::mem::take(&mut state.untold);
+        drop(state);
+        if untold.is_empty() {
+            return;
+        }
+        if let Some(publish) = self.publish.get() {
+            publish();
+        }
+        untold.into_iter().for_each(|(mailbox, last, end)| mailbox.end(last, end));
+    }
+
+    /// See [`Self::end_with`].
     fn end(&self, state: &mut State, rid: &RequestId, reason: FinishReason) -> bool {
+        self.end_with(state, rid, None, reason)
+    }
+
+    /// The one place where a request ends; its client is told by [`Self::tell`]. False when it already had.
+    fn end_with(
+        &self,
+        state: &mut State,
+        rid: &RequestId,
+        last: Option<Delta>,
+        reason: FinishReason,
+    ) -> bool {
         let Some(entry) = state.live.remove(rid) else { return false };
         state.names.remove(&entry.name);
         self.live.send_replace(state.live.len());
         self.metrics.finished(&entry.clock, &entry.input, &entry.latest, &reason);
-        entry.mailbox.end(End { reason, e2e_latency: entry.clock.elapsed() });
+        state.untold.push((entry.mailbox, last, End { reason, e2e_latency: entry.clock.elapsed() }));
         true
     }
 

@@ -33,6 +33,7 @@ fn bench() -> Bench {
         Ok(1)
     }));
     registry.scheduler_up(false);
+    registry.scheduler_ready();
     Bench { registry, sent, full }
 }
 
@@ -234,9 +235,28 @@ fn a_request_that_kills_two_schedulers_fails_alone() {
     let mut ticket = bench.one("a");
     bench.registry.scheduler_up(true);
     assert_eq!(bench.registry.len(), 1);
+    bench.registry.scheduler_ready();
     bench.registry.scheduler_up(true);
     let reason = take(&mut ticket).end.unwrap().reason;
     assert!(matches!(reason, FinishReason::Abort { status_code: Some(500), .. }), "{reason:?}");
+}
+
+#[test]
+fn a_scheduler_that_dies_while_it_loads_or_is_told_to_was_killed_by_no_request() {
+    let bench = bench();
+    let mut ticket = bench.one("a");
+    bench.registry.scheduler_up(true);
+    // Three that never had their model, and three that were told to leave.
+    (0..3).for_each(|_| bench.registry.scheduler_up(true));
+    for _ in 0..3 {
+        bench.registry.scheduler_ready();
+        bench.registry.scheduler_leaves();
+        bench.registry.scheduler_up(true);
+    }
+    assert_eq!(bench.submissions().len(), 8);
+    bench.registry.scheduler_ready();
+    bench.route(row("a", 0, 4, length(4)));
+    assert_eq!(take(&mut ticket).delta.output_ids, [0, 1, 2, 3]);
 }
 
 #[test]

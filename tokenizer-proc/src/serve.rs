@@ -22,12 +22,14 @@ const EVENT_LOOP_THREADS: usize = 2;
 /// Threads for blocking work, most of them idle.
 const BLOCKING_THREADS: usize = 16;
 const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(1);
+/// How long clients of a successor wait for it without an answer.
+const WAIT_AT_DOOR: Duration = Duration::from_secs(10);
 /// How long open connections may take to receive their last bytes.
 const LAST_BYTES: Duration = Duration::from_secs(2);
 
 /// Serves until shutdown. On draining, new requests get 503 and running ones finish; on stopping, they fail.
 pub fn run(child: Child) -> anyhow::Result<()> {
-    let Child { config, incarnation, links, shutdown, status, listen_fd } = child;
+    let Child { config, incarnation, links, shutdown, status, health, listen_fd, successor } = child;
     let listener = listen(&config, listen_fd)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(EVENT_LOOP_THREADS)
@@ -40,16 +42,24 @@ pub fn run(child: Child) -> anyhow::Result<()> {
     let snapshots = SnapshotWriter::new(&config.metrics_dir(), Role::Tokenizer, incarnation);
     let registry = Registry::new(Arc::clone(&metrics));
     let bridge = Bridge::open(&links, &Endpoints::new(&config.run_dir), Arc::clone(&registry));
-    let app = App::new(Parts { config, registry, bridge, metrics, snapshots, shutdown: shutdown.clone() });
-    let outcome = runtime.block_on(serve(app, listener, shutdown, status));
+    let parts = Parts { config, registry, bridge, metrics, snapshots, shutdown: shutdown.clone(), health };
+    let app = App::new(parts);
+    let outcome = runtime.block_on(serve(app, Door { listener, successor }, shutdown, status));
     links.close(CLOSE_DEADLINE);
     runtime.shutdown_background();
     outcome
 }
 
+/// Where clients come in.
+struct Door {
+    listener: TcpListener,
+    /// Clients know this server as one that works: they wait at the door instead of being told that it starts.
+    successor: bool,
+}
+
 async fn serve(
     app: Arc<App>,
-    listener: TcpListener,
+    Door { listener, successor }: Door,
     shutdown: Shutdown,
     status: StatusReporter,
 ) -> anyhow::Result<()> {
@@ -62,6 +72,10 @@ async fn serve(
     });
     let announce = tokio::spawn(announce(Arc::clone(&app), status));
     let publish = tokio::spawn(publish(Arc::clone(&app)));
+    if successor {
+        // Without the others, clients are told how things stand.
+        let _ = tokio::time::timeout(WAIT_AT_DOOR, app.serving()).await;
+    }
     let stop = stopped(Arc::clone(&app), shutdown);
     let (closing, closed) = tokio::sync::oneshot::channel();
     let server = axum::serve(listener, router(Arc::clone(&app))).with_graceful_shutdown(async move {

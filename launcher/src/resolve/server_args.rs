@@ -13,6 +13,9 @@ pub(super) fn of(config: &ServeConfig, args: &Args) -> Map<String, Value> {
         let Value::Object(part) = part else { continue };
         all.extend(part);
     }
+    all.insert("heartbeat_timeout".into(), json!(args.processes.heartbeat_timeout));
+    all.insert("restart_limit".into(), json!(args.processes.restart_limit));
+    all.insert("metrics_port".into(), json!(args.logs.metrics_port));
     all.insert("load_format".into(), json!(load_format(args.model.load_format, &config.model.weights)));
     let draft_format = config.spec.as_ref().and_then(|spec| spec.algorithm.draft_model());
     let draft_format = draft_format.map(|draft| load_format(LoadFormat::Auto, &draft.weights));

@@ -7,44 +7,106 @@ use super::*;
 struct Story {
     supervisor: Supervisor,
     now: Instant,
+    /// The present life of each role.
+    lives: BTreeMap<Role, u64>,
 }
 
 impl Story {
     fn new() -> Self {
+        Self::with(Limits { watchdog: Duration::from_secs(60), ..Limits::default() })
+    }
+
+    fn with(limits: Limits) -> Self {
         let now = Instant::now();
-        Self { supervisor: Supervisor::new(Patience::default(), Duration::from_secs(60), now), now }
+        let lives = Role::CHILDREN.into_iter().map(|role| (role, 1)).collect();
+        Self { supervisor: Supervisor::new(Patience::default(), limits, now), now, lives }
     }
 
     fn serving() -> Self {
         let mut story = Self::new();
-        for role in Role::CHILDREN {
-            story.tell(Event::Status(role, Status::Ready { detail: String::new() }));
-        }
+        story.all_ready();
         story
+    }
+
+    fn all_ready(&mut self) {
+        for role in Role::CHILDREN {
+            self.ready(role);
+        }
     }
 
     fn tell(&mut self, event: Event) -> Vec<String> {
         let actions = self.supervisor.on(event, self.now);
-        actions.iter().filter(|a| !matches!(a, Action::Notice(_))).map(|a| format!("{a:?}")).collect()
+        let quiet = |action: &&Action| matches!(action, Action::Notice(_) | Action::Bury(_));
+        actions.iter().filter(|action| !quiet(action)).map(|action| format!("{action:?}")).collect()
+    }
+
+    fn status(&mut self, role: Role, status: Status) -> Vec<String> {
+        let life = Incarnation(self.lives[&role]);
+        self.tell(Event::Status(role, life, status))
+    }
+
+    fn ready(&mut self, role: Role) -> Vec<String> {
+        self.status(role, Status::Ready { detail: String::new() })
+    }
+
+    fn beat(&mut self, role: Role, in_flight: u64, progress: u64) -> Vec<String> {
+        self.status(role, Status::Heartbeat(Heartbeat { in_flight, queued: 0, progress }))
+    }
+
+    /// Time passes; all who live report.
+    fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            self.now = (self.now + Duration::from_millis(500)).min(end);
+            for role in Role::CHILDREN {
+                self.beat(role, 0, 0);
+            }
+        }
+    }
+
+    /// Time passes; all who live report, except one.
+    fn pass_without(&mut self, silent: Role, time: Duration) -> Vec<String> {
+        let (mut actions, end) = (Vec::new(), self.now + time);
+        while self.now < end && actions.is_empty() {
+            self.now = (self.now + Duration::from_millis(500)).min(end);
+            for role in Role::CHILDREN.into_iter().filter(|role| *role != silent) {
+                self.beat(role, 0, 0);
+            }
+            actions = self.tell(Event::Timeout);
+        }
+        actions
     }
 
     fn exit(&mut self, role: Role, code: i32) -> Vec<String> {
         self.tell(Event::Exited(role, ExitStatus::from_raw(code << 8)))
     }
 
+    /// SIGKILL by somebody; the next life says hello if there is one.
+    fn killed(&mut self, role: Role) -> Vec<String> {
+        let actions = self.tell(Event::Exited(role, ExitStatus::from_raw(9)));
+        if actions.contains(&format!("Start({role:?})")) {
+            *self.lives.get_mut(&role).unwrap() += 1;
+        }
+        actions
+    }
+
     fn outcome(&self) -> Option<(u8, Option<String>)> {
         self.supervisor.outcome().map(|outcome| (outcome.code, outcome.reason))
+    }
+
+    fn health(&self, role: Role) -> proto::ProcessHealth {
+        let health = self.supervisor.health(self.now);
+        health.processes.into_iter().find(|process| process.role == role).unwrap()
     }
 }
 
 #[test]
 fn the_address_is_announced_once_all_are_ready() {
     let mut story = Story::new();
-    let ready = |role| Event::Status(role, Status::Ready { detail: "ok".into() });
-    assert_eq!(story.tell(ready(Role::Scheduler)).len(), 1);
-    assert_eq!(story.tell(ready(Role::Detokenizer)).len(), 1);
-    assert_eq!(story.tell(ready(Role::Tokenizer)).last().map(String::as_str), Some("Serving"));
-    assert!(story.tell(ready(Role::Tokenizer)).is_empty());
+    assert_eq!(story.ready(Role::Scheduler).len(), 1);
+    assert_eq!(story.ready(Role::Detokenizer).len(), 1);
+    assert_eq!(story.ready(Role::Tokenizer).last().map(String::as_str), Some("Serving"));
+    assert!(story.ready(Role::Tokenizer).is_empty());
 }
 
 #[test]
@@ -52,7 +114,7 @@ fn a_failure_at_start_ends_all_with_that_childs_reason() {
     let mut story = Story::new();
     let failed = Status::Failed { reason: "no tensor named x".into() };
     assert_eq!(
-        story.tell(Event::Status(Role::Scheduler, failed)),
+        story.status(Role::Scheduler, failed),
         ["Tell(Scheduler, Stop)", "Tell(Detokenizer, Stop)", "Tell(Tokenizer, Stop)"]
     );
     story.exit(Role::Scheduler, 1);
@@ -65,30 +127,162 @@ fn a_failure_at_start_ends_all_with_that_childs_reason() {
 #[test]
 fn last_words_that_arrive_after_the_exit_still_count() {
     let mut story = Story::new();
+    story.tell(Event::Up(Role::Scheduler, Incarnation(1)));
     for role in Role::CHILDREN {
         story.exit(role, 1);
     }
     assert_eq!(story.outcome(), Some((EXIT_FAILED, Some("scheduler: ended with exit code 1".into()))));
     assert!(story.supervisor.awaits_last_words());
-    story.tell(Event::Status(Role::Scheduler, Status::Failed { reason: "out of memory".into() }));
+    story.status(Role::Scheduler, Status::Failed { reason: "out of memory".into() });
     assert!(!story.supervisor.awaits_last_words());
     assert_eq!(story.outcome(), Some((EXIT_FAILED, Some("scheduler: out of memory".into()))));
 }
 
 #[test]
-fn a_killed_scheduler_ends_the_server_and_the_front_goes_last() {
+fn whoever_dies_is_started_again_at_once() {
+    for role in Role::CHILDREN {
+        let mut story = Story::serving();
+        story.beat(role, 3, 1);
+        assert_eq!(story.killed(role), [format!("Start({role:?})")]);
+        let health = story.health(role);
+        assert!(health.alive && !health.ready && health.restarts == 1 && health.heartbeat.in_flight == 0);
+        assert_eq!(story.supervisor.story(role).last_end.unwrap(), "was killed by signal 9 (SIGKILL)");
+        assert_eq!(story.ready(role).len(), 1, "the address is not announced again");
+        assert!(story.health(role).ready);
+        assert_eq!(story.outcome(), None);
+    }
+}
+
+#[test]
+fn what_still_arrives_of_a_dead_life_is_not_taken_for_the_new_ones() {
     let mut story = Story::serving();
-    assert_eq!(
-        story.tell(Event::Exited(Role::Scheduler, ExitStatus::from_raw(9))),
-        ["Tell(Detokenizer, Stop)"]
-    );
+    story.killed(Role::Scheduler);
+    let old = Incarnation(1);
+    let ready = Status::Ready { detail: String::new() };
+    assert!(story.tell(Event::Status(Role::Scheduler, old, ready)).is_empty());
+    assert!(!story.health(Role::Scheduler).ready);
+    let failed = Status::Failed { reason: "out of memory".into() };
+    assert!(story.tell(Event::Status(Role::Scheduler, old, failed)).is_empty());
+    assert_eq!(story.supervisor.story(Role::Scheduler).last_end.unwrap(), "out of memory");
+    assert_eq!(story.ready(Role::Scheduler).len(), 1);
+}
+
+#[test]
+fn a_child_that_cannot_be_started_is_tried_again_ever_later() {
+    let mut story = Story::with(Limits { deaths: 100, ..Limits::default() });
+    story.all_ready();
+    assert_eq!(story.killed(Role::Detokenizer), ["Start(Detokenizer)"]);
+    let mut pauses = Vec::new();
+    for _ in 0..8 {
+        assert!(story.tell(Event::CannotStart(Role::Detokenizer, "no memory".into())).is_empty());
+        assert!(!story.health(Role::Detokenizer).alive);
+        let due = story.supervisor.deadline().unwrap();
+        pauses.push((due - story.now).as_millis());
+        story.pass(due - story.now);
+        assert_eq!(story.tell(Event::Timeout), ["Start(Detokenizer)"]);
+    }
+    assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+}
+
+#[test]
+fn a_crash_loop_ends_the_server_and_the_front_goes_last() {
+    let mut story = Story::serving();
+    for _ in 0..4 {
+        assert_eq!(story.killed(Role::Scheduler), ["Start(Scheduler)"]);
+        story.ready(Role::Scheduler);
+        story.pass(Duration::from_secs(10));
+    }
+    assert_eq!(story.killed(Role::Scheduler), ["Tell(Detokenizer, Stop)"]);
     assert_eq!(story.exit(Role::Detokenizer, 0), ["Tell(Tokenizer, Stop)"]);
     assert_eq!(story.outcome(), None);
     story.exit(Role::Tokenizer, 0);
+    let (code, reason) = story.outcome().unwrap();
+    assert_eq!(code, EXIT_FAILED);
     assert_eq!(
-        story.outcome(),
-        Some((EXIT_FAILED, Some("scheduler: was killed by signal 9 (SIGKILL)".into())))
+        reason.unwrap(),
+        "scheduler: died 5 times within 60 s, at last: was killed by signal 9 (SIGKILL)"
     );
+}
+
+#[test]
+fn deaths_of_long_ago_and_of_others_make_no_loop() {
+    let mut story = Story::serving();
+    for _ in 0..20 {
+        for role in Role::CHILDREN {
+            assert_eq!(story.killed(role), [format!("Start({role:?})")]);
+            story.ready(role);
+        }
+        story.pass(Duration::from_secs(16));
+    }
+}
+
+#[test]
+fn a_silent_child_is_killed_and_started_again() {
+    for role in Role::CHILDREN {
+        let mut story = Story::serving();
+        assert!(story.pass_without(role, Duration::from_millis(9500)).is_empty());
+        assert_eq!(story.pass_without(role, Duration::from_secs(1)), [format!("Signal({role:?}, SIGKILL)")]);
+        assert!(story.pass_without(role, Duration::from_secs(5)).is_empty(), "it is killed once");
+        assert_eq!(story.killed(role), [format!("Start({role:?})")]);
+        let end = story.supervisor.story(role).last_end.unwrap();
+        assert!(end.starts_with("gave no sign of life for 10"), "{end}");
+        assert!(story.pass_without(role, Duration::from_secs(29)).is_empty(), "a new one has more time");
+        assert_eq!(story.pass_without(role, Duration::from_secs(2)), [format!("Signal({role:?}, SIGKILL)")]);
+    }
+}
+
+#[test]
+fn nobody_is_blamed_for_the_time_in_which_the_launcher_stood_still() {
+    let mut story = Story::serving();
+    story.now += Duration::from_secs(3600);
+    assert!(story.tell(Event::Timeout).is_empty());
+    assert!(story.pass_without(Role::Scheduler, Duration::from_secs(9)).is_empty());
+}
+
+#[test]
+fn a_scheduler_that_stands_still_with_work_is_killed_and_an_idle_one_is_not() {
+    let mut story = Story::serving();
+    let work = |story: &mut Story, progress, seconds| {
+        let end = story.now + Duration::from_secs(seconds);
+        while story.now < end {
+            story.now += Duration::from_millis(500);
+            Role::CHILDREN.into_iter().for_each(|role| drop(story.beat(role, 1, progress)));
+        }
+    };
+    story.pass(Duration::from_secs(120));
+    assert!(story.tell(Event::Timeout).is_empty());
+    work(&mut story, 5, 59);
+    work(&mut story, 6, 60);
+    assert!(story.tell(Event::Timeout).is_empty());
+    work(&mut story, 6, 1);
+    assert_eq!(story.tell(Event::Timeout), ["Signal(Scheduler, SIGKILL)"]);
+    assert_eq!(story.killed(Role::Scheduler), ["Start(Scheduler)"]);
+    let end = story.supervisor.story(Role::Scheduler).last_end.unwrap();
+    assert!(end.contains("no progress for 60 s"), "{end}");
+}
+
+#[test]
+fn an_operator_replaces_a_child_which_is_no_death() {
+    let mut story = Story::serving();
+    for _ in 0..10 {
+        assert_eq!(story.tell(Event::Order(Order::Restart(Role::Tokenizer))), ["Tell(Tokenizer, Drain)"]);
+        assert!(story.tell(Event::Order(Order::Restart(Role::Tokenizer))).is_empty());
+        *story.lives.get_mut(&Role::Tokenizer).unwrap() += 1;
+        assert_eq!(story.exit(Role::Tokenizer, 0), ["Start(Tokenizer)"]);
+        story.ready(Role::Tokenizer);
+    }
+    assert_eq!(story.health(Role::Tokenizer).restarts, 10);
+}
+
+#[test]
+fn a_child_that_does_not_leave_for_its_successor_is_killed() {
+    let mut story = Story::serving();
+    assert_eq!(story.tell(Event::Order(Order::Restart(Role::Scheduler))), ["Tell(Scheduler, Stop)"]);
+    story.pass(Duration::from_secs(29));
+    assert!(story.tell(Event::Timeout).is_empty());
+    story.pass(Duration::from_secs(1));
+    assert_eq!(story.tell(Event::Timeout), ["Signal(Scheduler, SIGKILL)"]);
+    assert_eq!(story.killed(Role::Scheduler), ["Start(Scheduler)"]);
 }
 
 #[test]
@@ -98,6 +292,32 @@ fn a_signal_drains_and_ends_with_0() {
     story.exit(Role::Tokenizer, 0);
     story.exit(Role::Scheduler, 0);
     story.exit(Role::Detokenizer, 0);
+    assert_eq!(story.outcome(), Some((EXIT_OK, None)));
+}
+
+#[test]
+fn who_dies_while_the_front_drains_is_started_again_and_goes_with_the_rest() {
+    let mut story = Story::serving();
+    story.tell(Event::Order(Order::Drain));
+    assert_eq!(story.killed(Role::Scheduler), ["Start(Scheduler)"]);
+    assert_eq!(
+        story.exit(Role::Tokenizer, 0),
+        ["Tell(Scheduler, Stop)", "Tell(Detokenizer, Stop)", "Signal(Scheduler, SIGKILL)"],
+        "one that is still starting holds nothing"
+    );
+    story.killed(Role::Scheduler);
+    story.exit(Role::Detokenizer, 0);
+    assert_eq!(story.outcome(), Some((EXIT_OK, None)));
+}
+
+#[test]
+fn an_end_does_not_wait_for_a_child_that_is_dead() {
+    let mut story = Story::serving();
+    story.killed(Role::Detokenizer);
+    story.tell(Event::CannotStart(Role::Detokenizer, "no memory".into()));
+    story.tell(Event::Signal(Signal::SIGTERM));
+    assert_eq!(story.exit(Role::Tokenizer, 0), ["Tell(Scheduler, Stop)"]);
+    story.exit(Role::Scheduler, 0);
     assert_eq!(story.outcome(), Some((EXIT_OK, None)));
 }
 
@@ -112,7 +332,7 @@ fn a_second_signal_forces() {
         ["Signal(Scheduler, SIGKILL)", "Signal(Detokenizer, SIGKILL)", "Signal(Tokenizer, SIGKILL)"]
     );
     for role in Role::CHILDREN {
-        story.tell(Event::Exited(role, ExitStatus::from_raw(9)));
+        story.killed(role);
     }
     assert_eq!(story.outcome(), Some((130, None)));
 }
@@ -123,30 +343,6 @@ fn ctrl_c_waits_for_seconds_only() {
     story.tell(Event::Signal(Signal::SIGINT));
     let patience = story.supervisor.deadline().unwrap() - story.now;
     assert!(patience <= Duration::from_secs(5), "{patience:?}");
-    story.now = story.supervisor.deadline().unwrap();
+    story.pass(patience);
     assert_eq!(story.tell(Event::Timeout), ["Tell(Tokenizer, Stop)"]);
-}
-
-#[test]
-fn a_scheduler_that_stands_still_with_work_is_killed_and_an_idle_one_is_not() {
-    let mut story = Story::serving();
-    let beat = |in_flight, progress| {
-        Event::Status(Role::Scheduler, Status::Heartbeat(Heartbeat { in_flight, queued: 0, progress }))
-    };
-    story.tell(beat(0, 5));
-    assert_eq!(story.supervisor.deadline(), None);
-    story.tell(beat(1, 5));
-    story.now += Duration::from_secs(59);
-    story.tell(beat(1, 6));
-    story.now += Duration::from_secs(59);
-    story.tell(beat(1, 6));
-    assert!(story.tell(Event::Timeout).is_empty());
-    story.now += Duration::from_secs(1);
-    assert_eq!(story.tell(Event::Timeout)[0], "Signal(Scheduler, SIGKILL)");
-    for role in Role::CHILDREN {
-        story.exit(role, 0);
-    }
-    let (code, reason) = story.outcome().unwrap();
-    assert_eq!(code, EXIT_FAILED);
-    assert!(reason.unwrap().contains("no progress for 60 s"));
 }

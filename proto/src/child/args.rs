@@ -8,6 +8,7 @@ use std::path::PathBuf;
 pub(super) struct Args {
     pub(super) config: PathBuf,
     pub(super) listen_fd: Option<RawFd>,
+    pub(super) successor: bool,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,7 +25,7 @@ pub(super) enum ArgsError {
 
 impl Args {
     pub(super) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Self, ArgsError> {
-        let (mut config, mut listen_fd) = (None, None);
+        let (mut config, mut listen_fd, mut successor) = (None, None, false);
         let mut args = args.into_iter();
         while let Some(arg) = args.next() {
             match arg.to_str() {
@@ -36,9 +37,10 @@ impl Args {
                     let fd = value.to_str().and_then(|text| text.parse().ok()).filter(|fd| *fd >= 0);
                     listen_fd = Some(fd.ok_or(ArgsError::BadFd(value))?);
                 }
+                Some("--successor") => successor = true,
                 _ => return Err(ArgsError::Unknown(arg)),
             }
         }
-        Ok(Self { config: config.ok_or(ArgsError::NoConfig)?, listen_fd })
+        Ok(Self { config: config.ok_or(ArgsError::NoConfig)?, listen_fd, successor })
     }
 }

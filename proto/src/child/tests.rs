@@ -11,9 +11,10 @@ fn parse(args: &[&str]) -> Result<Args, ArgsError> {
 
 #[test]
 fn command_lines() {
-    let ok = |config: &str, listen_fd| Ok(Args { config: config.into(), listen_fd });
+    let ok = |config: &str, listen_fd| Ok(Args { config: config.into(), listen_fd, successor: false });
     assert_eq!(parse(&["--config", "c.json"]), ok("c.json", None));
     assert_eq!(parse(&["--listen-fd", "3", "--config", "c.json"]), ok("c.json", Some(3)));
+    assert!(parse(&["--successor", "--config", "c.json"]).unwrap().successor);
     assert_eq!(parse(&[]), Err(ArgsError::NoConfig));
     assert_eq!(parse(&["--config"]), Err(ArgsError::NoValue("--config")));
     assert_eq!(parse(&["--config", "c", "--listen-fd"]), Err(ArgsError::NoValue("--listen-fd")));

@@ -25,7 +25,7 @@ pub fn join(dir: &Path, own: Option<&Registry>) -> Vec<MetricFamily> {
     for snapshot in &snapshots {
         latest.insert(snapshot.role.clone(), snapshot.incarnation);
     }
-    let mut page = Page { families: BTreeMap::new(), contradictions: 0 };
+    let mut page = Page::default();
     for snapshot in snapshots {
         let is_latest = latest.get(&snapshot.role) == Some(&snapshot.incarnation);
         page.add(snapshot, is_latest);
@@ -49,7 +49,8 @@ pub fn render(families: &[MetricFamily]) -> String {
 
 type Labels = Vec<(String, String)>;
 
-struct Page {
+#[derive(Default)]
+pub(super) struct Page {
     families: BTreeMap<String, Joined>,
     contradictions: usize,
 }
@@ -61,7 +62,7 @@ struct Joined {
 }
 
 impl Page {
-    fn add(&mut self, snapshot: Snapshot, is_latest: bool) {
+    pub(super) fn add(&mut self, snapshot: Snapshot, is_latest: bool) {
         let mut contradicts = false;
         for family in snapshot.families {
             if family.type_() == MetricType::GAUGE && !is_latest {
@@ -96,8 +97,13 @@ impl Page {
     }
 
     fn finish(self, left_out: usize) -> Vec<MetricFamily> {
-        let mut families: Vec<_> = self
-            .families
+        let mut families = self.into_families();
+        families.push(left_out_family(left_out));
+        families
+    }
+
+    pub(super) fn into_families(self) -> Vec<MetricFamily> {
+        self.families
             .into_iter()
             .filter(|(name, joined)| !joined.series.is_empty() && name != UNREADABLE_SNAPSHOTS.info.name)
             .map(|(name, joined)| {
@@ -105,9 +111,7 @@ impl Page {
                 family.set_metric(joined.series.into_values().collect());
                 family
             })
-            .collect();
-        families.push(left_out_family(left_out));
-        families
+            .collect()
     }
 }
 

@@ -98,5 +98,9 @@ metrics! {
     PROCESS_CPU_SECONDS: CounterVec = "process_cpu_seconds_total" ["component"], "Processor seconds of a process, user and system.";
     PROCESS_RESIDENT_MEMORY: GaugeVec = "process_resident_memory_bytes" ["component"], "Drafthorse: resident memory of a process.";
     LINK_DROPPED_FRAMES: IntCounterVec = "link_dropped_frames_total" ["component"], "Drafthorse: frames from other processes that did not decode and were dropped.";
+    // Of the launcher.
+    PROCESS_UP: GaugeVec = "process_up" ["role"], "Drafthorse: 1 while the process of this role does its work, 0 while it is dead or starting.";
+    PROCESS_RESTARTS: IntCounterVec = "process_restarts_total" ["role"], "Drafthorse: times the process of this role was started again.";
+    METRICS_FILES_SKIPPED: IntCounter = "metrics_files_skipped_total" [], "Drafthorse: metric snapshots that could not be read and were left out, each counted once.";
     UNREADABLE_SNAPSHOTS: Gauge = "metrics_unreadable_snapshots" [], "Drafthorse: metric snapshots left out of this page because they cannot be read or contradict another.";
 }

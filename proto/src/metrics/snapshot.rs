@@ -1,5 +1,7 @@
-//! Owns the files through which a process shows its metrics: one per incarnation, replaced as a whole.
+//! Owns the files through which a process shows its metrics: one per living incarnation, replaced as a whole, and one
+//! per role for all that are dead.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -7,9 +9,14 @@ use prometheus::proto::MetricFamily;
 use prometheus::{Encoder, ProtobufEncoder, Registry};
 use protobuf::{CodedInputStream, Message};
 
+use super::live;
 use crate::ids::{Incarnation, Role};
 
 const SUFFIX: &str = ".pb";
+/// In the name of a role's file for its dead lives.
+const FOLDED: &str = ".folded";
+/// Looks at a directory that changes while it is read.
+const MAX_LOOKS: usize = 5;
 
 /// Writes one process's snapshots.
 pub struct SnapshotWriter {
@@ -25,10 +32,20 @@ impl SnapshotWriter {
         Self { path: dir.join(format!("{name}{SUFFIX}")), draft: dir.join(format!("{name}.tmp")) }
     }
 
+    /// The counters of all lives of a role up to this one.
+    pub(super) fn folded(dir: &Path, role: Role, incarnation: Incarnation) -> Self {
+        let name = format!("{role}{FOLDED}.{:016x}", incarnation.0);
+        Self { path: dir.join(format!("{name}{SUFFIX}")), draft: dir.join(format!("{name}.tmp")) }
+    }
+
     /// Replaces the snapshot. A reader sees the old one or the new one, never a part.
     pub fn write(&self, registry: &Registry) -> io::Result<()> {
+        self.write_families(&registry.gather())
+    }
+
+    pub(super) fn write_families(&self, families: &[MetricFamily]) -> io::Result<()> {
         let mut bytes = Vec::new();
-        ProtobufEncoder::new().encode(&registry.gather(), &mut bytes).map_err(io::Error::other)?;
+        ProtobufEncoder::new().encode(families, &mut bytes).map_err(io::Error::other)?;
         if let Some(dir) = self.path.parent() {
             std::fs::create_dir_all(dir)?;
         }
@@ -45,17 +62,65 @@ pub(super) struct Snapshot {
     pub(super) families: Vec<MetricFamily>,
 }
 
+/// What a file's name says.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Name {
+    pub(super) role: String,
+    pub(super) incarnation: u64,
+    pub(super) folded: bool,
+    pub(super) path: PathBuf,
+}
+
 /// All snapshots in a directory, and the number of those that cannot be read. What is not named like one is
 /// ignored; so is a directory that is not there yet.
 pub(super) fn read_all(dir: &Path) -> (Vec<Snapshot>, usize) {
-    let (mut snapshots, mut unreadable) = (Vec::new(), 0);
+    let mut names = list(dir);
+    for _ in 1..MAX_LOOKS {
+        let found = read(&names);
+        // Folding moves counts from one name to another: what was read in between would count them twice, or not.
+        let now = list(dir);
+        if now == names {
+            return found;
+        }
+        names = now;
+    }
+    read(&names)
+}
+
+/// Names of the snapshots that cannot be read.
+pub fn unreadable(dir: &Path) -> BTreeSet<PathBuf> {
+    let bad = |name: &Name| matches!(std::fs::read(&name.path), Ok(bytes) if parse(&bytes).is_err());
+    list(dir).into_iter().filter(bad).map(|name| name.path).collect()
+}
+
+/// The names in a directory, without those whose counts are in a later one.
+fn list(dir: &Path) -> BTreeSet<Name> {
+    let all = list_all(dir);
+    let mut folded = BTreeMap::new();
+    for name in all.iter().filter(|name| name.folded) {
+        let latest = folded.entry(name.role.clone()).or_insert(name.incarnation);
+        *latest = name.incarnation.max(*latest);
+    }
+    let counts = |name: &Name| match folded.get(&name.role) {
+        Some(&latest) if name.folded => name.incarnation == latest,
+        Some(&latest) => name.incarnation > latest,
+        None => true,
+    };
+    all.into_iter().filter(counts).collect()
+}
+
+pub(super) fn list_all(dir: &Path) -> BTreeSet<Name> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    for entry in entries {
-        let name = entry.file_name();
-        let Some((role, incarnation)) = name.to_str().and_then(parse_name) else { continue };
-        match std::fs::read(entry.path()).map(|bytes| parse(&bytes)) {
-            Ok(Ok(families)) => {
-                snapshots.push(Snapshot { role: Some(role.to_owned()), incarnation, families });
+    entries.filter_map(|entry| parse_name(entry.path())).collect()
+}
+
+pub(super) fn read<'a>(names: impl IntoIterator<Item = &'a Name>) -> (Vec<Snapshot>, usize) {
+    let (mut snapshots, mut unreadable) = (Vec::new(), 0);
+    for Name { role, incarnation, path, .. } in names {
+        match std::fs::read(path).map(|bytes| parse(&bytes)) {
+            Ok(Ok(mut families)) => {
+                live::bring_up(&mut families, path);
+                snapshots.push(Snapshot { role: Some(role.clone()), incarnation: *incarnation, families });
             }
             // Folded into another or cleared away since the directory was listed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -65,9 +130,14 @@ pub(super) fn read_all(dir: &Path) -> (Vec<Snapshot>, usize) {
     (snapshots, unreadable)
 }
 
-fn parse_name(name: &str) -> Option<(&str, u64)> {
-    let (role, incarnation) = name.strip_suffix(SUFFIX)?.rsplit_once('.')?;
-    Some((role, u64::from_str_radix(incarnation, 16).ok()?))
+fn parse_name(path: PathBuf) -> Option<Name> {
+    let (role, incarnation) = path.file_name()?.to_str()?.strip_suffix(SUFFIX)?.rsplit_once('.')?;
+    let incarnation = u64::from_str_radix(incarnation, 16).ok()?;
+    let (role, folded) = match role.strip_suffix(FOLDED) {
+        Some(role) => (role.to_owned(), true),
+        None => (role.to_owned(), false),
+    };
+    Some(Name { role, incarnation, folded, path })
 }
 
 /// Families, each behind its length.

@@ -206,3 +206,85 @@ fn process_metrics_grow_with_the_process() {
     let cpu = |page: &str| value(page, &format!("sglang:process_cpu_seconds_total{labels}"));
     assert!(cpu(&later) >= cpu(&first));
 }
+
+#[test]
+fn dead_lives_are_folded_into_one_file_and_counts_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let labels = r#"{model_name="tiny"}"#;
+    let show = || render(&join(dir.path(), None));
+    for life in 1..=20 {
+        write(dir.path(), Role::Scheduler, life, &scheduler(3.0, 10, &[0.5]));
+        write(dir.path(), Role::Detokenizer, 7, &scheduler(4.0, 1, &[]));
+        assert_eq!(
+            value(&show(), &format!("sglang:spec_verify_steps_total{labels}")),
+            10.0 * life as f64 + 1.0
+        );
+        assert_eq!(fold(dir.path(), Role::Scheduler).unwrap(), 0);
+        let page = show();
+        assert_eq!(
+            value(&page, &format!("sglang:spec_verify_steps_total{labels}")),
+            10.0 * life as f64 + 1.0
+        );
+        assert_eq!(value(&page, &format!("sglang:queue_time_seconds_count{labels}")), life as f64);
+        assert_eq!(value(&page, &format!("sglang:num_running_reqs{labels}")), 4.0, "the dead one's is gone");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+    assert_eq!(fold(dir.path(), Role::Scheduler).unwrap(), 0, "nothing new");
+    assert_eq!(fold(dir.path(), Role::Tokenizer).unwrap(), 0, "nothing there");
+    assert_eq!(value(&show(), &format!("sglang:spec_verify_steps_total{labels}")), 201.0);
+}
+
+#[test]
+fn a_fold_that_was_cut_short_counts_nothing_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), Role::Scheduler, 1, &scheduler(3.0, 10, &[]));
+    let first = std::fs::read(dir.path().join("scheduler.0000000000000001.pb")).unwrap();
+    fold(dir.path(), Role::Scheduler).unwrap();
+    std::fs::write(dir.path().join("scheduler.0000000000000001.pb"), first).unwrap();
+    let steps = || {
+        let page = render(&join(dir.path(), None));
+        value(&page, r#"sglang:spec_verify_steps_total{model_name="tiny"}"#)
+    };
+    assert_eq!(steps(), 10.0);
+    fold(dir.path(), Role::Scheduler).unwrap();
+    assert_eq!(steps(), 10.0);
+}
+
+#[test]
+fn a_bad_file_of_a_dead_life_is_given_up_and_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), Role::Scheduler, 1, &scheduler(3.0, 10, &[]));
+    let bad = dir.path().join("scheduler.2.pb");
+    std::fs::write(&bad, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7fjunk").unwrap();
+    assert_eq!(unreadable(dir.path()), [bad].into());
+    assert_eq!(fold(dir.path(), Role::Scheduler).unwrap(), 1);
+    assert!(unreadable(dir.path()).is_empty());
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+/// A scraper that polls while lives come and go never sees a counter go down.
+#[test]
+fn a_page_read_during_folding_shows_every_count_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for life in 1..=200 {
+                write(dir.path(), Role::Scheduler, life, &scheduler(1.0, 5, &[]));
+                fold(dir.path(), Role::Scheduler).unwrap();
+            }
+            done.store(true, std::sync::atomic::Ordering::SeqCst);
+        });
+        let mut last = 0.0;
+        while !done.load(std::sync::atomic::Ordering::SeqCst) {
+            let page = render(&join(dir.path(), None));
+            if !page.contains("spec_verify_steps_total{") {
+                assert_eq!(last, 0.0);
+                continue;
+            }
+            let now = value(&page, r#"sglang:spec_verify_steps_total{model_name="tiny"}"#);
+            assert!(now >= last && now % 5.0 == 0.0, "{now} after {last}");
+            last = now;
+        }
+    });
+}

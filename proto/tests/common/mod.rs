@@ -5,8 +5,9 @@
 use proto::{
     AbortReq, BatchStrOutput, BatchTokenIDOutput, Command, DecodeRow, FinishReason, FlushCacheReqInput,
     FlushCacheReqOutput, GetInternalStateReq, GetInternalStateReqOutput, Heartbeat, InternalState, Matched,
-    RequestId, RowLogprobs, RowProgress, SamplingParams, SchedulerInfo, SpecCounters, Status, TextRow,
-    ToDetokenizer, ToScheduler, ToTokenizer, TokenRow, TokenizedGenerateReqInput, TopLogprobs,
+    ProcessHealth, RequestId, Role, RowLogprobs, RowProgress, SamplingParams, SchedulerInfo, ServerHealth,
+    SpecCounters, Status, TextRow, ToDetokenizer, ToScheduler, ToTokenizer, TokenRow,
+    TokenizedGenerateReqInput, TopLogprobs,
 };
 
 /// A stream of values that a seed determines.
@@ -225,6 +226,7 @@ impl Filler {
             ("refused", ToTokenizer::Refused { rid: self.rid(), reason: self.finish() }),
             ("flush_cache", ToTokenizer::FlushCache(flush)),
             ("internal_state", ToTokenizer::InternalState(internal)),
+            ("leaving", ToTokenizer::Leaving),
         ]
     }
 
@@ -239,7 +241,17 @@ impl Filler {
     }
 
     pub(crate) fn command(&mut self) -> Vec<(&'static str, Command)> {
-        vec![("drain", Command::Drain), ("stop", Command::Stop)]
+        let heartbeat = Heartbeat { in_flight: self.u64(), queued: self.u64(), progress: self.u64() };
+        let process = ProcessHealth {
+            role: Role::Scheduler,
+            alive: self.bool(),
+            ready: self.bool(),
+            restarts: self.u64(),
+            heartbeat_age_ms: self.u64(),
+            heartbeat,
+        };
+        let health = ServerHealth { processes: vec![process] };
+        vec![("drain", Command::Drain), ("stop", Command::Stop), ("health", Command::Health(health))]
     }
 }
 

@@ -1,7 +1,9 @@
 //! Owns the scheduler's Prometheus series, and how facts become values.
 
+use std::cell::Cell;
+
 use prometheus::{Counter, CounterVec, Gauge, GaugeVec, Histogram, IntCounter, IntCounterVec, Registry};
-use proto::metrics::{Registrar, names, register_process_metrics};
+use proto::metrics::{Info, LiveCounts, Registrar, names, register_process_metrics};
 use proto::{Role, ServeConfig};
 
 use super::report::{Load, StepReport};
@@ -52,6 +54,9 @@ struct SpecSeries {
     delivered: IntCounter,
     proposed_at: IntCounterVec,
     accepted_at: IntCounterVec,
+    /// Positions observed so far, from 0 on.
+    proposed_at_len: Cell<usize>,
+    accepted_at_len: Cell<usize>,
 }
 
 impl Series {
@@ -128,6 +133,26 @@ impl Series {
             let seconds = report.timing.total().max(0.0);
             self.engine_seconds.with_label_values(&[category]).inc_by(seconds);
         }
+    }
+
+    /// What clients are told in sum.
+    pub(super) fn live_counts(&self) -> Vec<LiveCounts> {
+        let spec = &self.spec;
+        let (proposed_at, accepted_at) = (spec.proposed_at_len.get(), spec.accepted_at_len.get());
+        let mode = |mode: &str| (mode.to_owned(), self.tokens.with_label_values(&[mode]).get());
+        vec![
+            plain(&names::SPEC_VERIFY_STEPS.info, &spec.verify_steps),
+            plain(&names::SPEC_PROPOSED_DRAFTS.info, &spec.proposed),
+            plain(&names::SPEC_ACCEPTED_DRAFTS.info, &spec.accepted),
+            plain(&names::SPEC_DELIVERED_DRAFTS.info, &spec.delivered),
+            LiveCounts {
+                name: names::REALTIME_TOKENS.info.name.to_owned(),
+                label: "mode".to_owned(),
+                values: ["prefill_compute", "prefill_cache", "decode"].map(mode).to_vec(),
+            },
+            positions(&names::SPEC_PROPOSED_AT_POSITION.info, &spec.proposed_at, proposed_at),
+            positions(&names::SPEC_ACCEPTED_AT_POSITION.info, &spec.accepted_at, accepted_at),
+        ]
     }
 
     pub(super) fn load(&self, load: &Load) {
@@ -208,6 +233,8 @@ impl SpecSeries {
             delivered: names::SPEC_DELIVERED_DRAFTS.register(to)?,
             proposed_at: names::SPEC_PROPOSED_AT_POSITION.register(to)?,
             accepted_at: names::SPEC_ACCEPTED_AT_POSITION.register(to)?,
+            proposed_at_len: Cell::new(0),
+            accepted_at_len: Cell::new(0),
         })
     }
 
@@ -217,14 +244,33 @@ impl SpecSeries {
         self.proposed.inc_by(decode.spec.proposed_drafts);
         self.accepted.inc_by(decode.spec.accepted_drafts);
         self.delivered.inc_by(decode.spec.delivered_drafts);
-        by_position(&self.proposed_at, &decode.proposed_at);
-        by_position(&self.accepted_at, &decode.accepted_at);
+        by_position(&self.proposed_at, &decode.proposed_at, &self.proposed_at_len);
+        by_position(&self.accepted_at, &decode.accepted_at, &self.accepted_at_len);
+    }
+}
+
+fn plain(info: &Info, counter: &IntCounter) -> LiveCounts {
+    let values = vec![(String::new(), counter.get())];
+    LiveCounts { name: info.name.to_owned(), label: String::new(), values }
+}
+
+fn positions(info: &Info, counters: &IntCounterVec, len: usize) -> LiveCounts {
+    let value = |position: usize| {
+        let position = position.to_string();
+        let count = counters.with_label_values(&[position.as_str()]).get();
+        (position, count)
+    };
+    LiveCounts {
+        name: info.name.to_owned(),
+        label: "position".to_owned(),
+        values: (0..len).map(value).collect(),
     }
 }
 
 /// A position that was not proposed is not observed.
-fn by_position(counters: &IntCounterVec, counts: &[u64]) {
+fn by_position(counters: &IntCounterVec, counts: &[u64], observed: &Cell<usize>) {
     for (position, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+        observed.set(observed.get().max(position + 1));
         counters.with_label_values(&[position.to_string().as_str()]).inc_by(count);
     }
 }

@@ -46,6 +46,9 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
         if restarted {
             self.outbox.tokenizer_restarted();
             self.pending_flushes.clear();
+            if let Some(journal) = &mut self.journal {
+                journal.forget_inherited();
+            }
             let aborted = self.end_all(|_| false);
             tracing::info!(aborted, "the tokenizer process restarted; its requests are aborted");
         }
@@ -70,11 +73,28 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
             return;
         }
         let rid = input.rid.clone();
+        let inheritance = self.journal.as_mut().and_then(|journal| journal.claim(&input));
         match Request::new(input, &self.vocabulary, self.admission.request_capacity()) {
-            Ok(request) => {
-                self.admission.enqueue(request);
+            Ok(mut request) => {
+                if let Some(inheritance) = inheritance {
+                    request.inherit(inheritance);
+                    self.note(&mut request);
+                }
+                match request.finish.is_some() {
+                    // Only its end was not told.
+                    true => self.end(request),
+                    false => self.admission.enqueue(request),
+                };
             }
             Err(error) => self.refuse(rid, FinishReason::failed(400, "BadRequestError", error.to_string())),
+        }
+    }
+
+    /// What was inherited is left to the next scheduler in turn.
+    fn note(&mut self, request: &mut Request) {
+        if let Some(journal) = &mut self.journal {
+            journal.note(request);
+            journal.commit(&self.metrics.live_counts());
         }
     }
 

@@ -64,37 +64,6 @@ fn ctrl_c_ends_within_seconds_whatever_runs() {
 }
 
 #[test]
-fn a_child_that_dies_ends_the_server_and_every_client_is_told() {
-    for binary in ["scheduler-proc", "detokenizer-proc"] {
-        let server = Server::start(ServerOptions::ngram());
-        let reply = std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| server.try_post("/generate", &greedy(STORY, 4000)));
-            assert!(wait_until(Duration::from_secs(10), || server.requests_held() == 1));
-            server.kill_child(binary);
-            waiting.join().unwrap()
-        });
-        let reply = reply.unwrap_or_else(|error| panic!("{binary}: the client got no answer: {error}"));
-        assert!(reply.status >= 500, "{binary}: {reply:?}");
-        let mut server = server;
-        let ended = server.wait_for_end();
-        assert_eq!(ended.status.code(), Some(1), "{binary}: {}", ended.logs);
-        let role = binary.strip_suffix("-proc").unwrap();
-        let reason = format!("error: {role}: was killed by signal 9 (SIGKILL)");
-        assert!(ended.logs.contains(&reason), "{}", ended.logs);
-        assert_eq!(server.leftovers(), [""; 0]);
-    }
-}
-
-#[test]
-fn a_killed_front_ends_the_server_too() {
-    let mut server = Server::start(ServerOptions::plain());
-    server.kill_child("tokenizer-proc");
-    let ended = server.wait_for_end();
-    assert_eq!(ended.status.code(), Some(1), "{}", ended.logs);
-    assert_eq!(server.leftovers(), [""; 0]);
-}
-
-#[test]
 fn children_follow_a_killed_launcher() {
     let server = Server::start(ServerOptions::plain());
     server.signal(Signal::SIGKILL);

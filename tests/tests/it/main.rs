@@ -10,6 +10,7 @@ mod docs;
 mod ends;
 mod errors;
 mod every_worker;
+mod faults;
 mod generate;
 mod golden_counts;
 mod lifecycle;

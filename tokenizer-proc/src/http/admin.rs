@@ -1,4 +1,4 @@
-//! Owns the routes about the server itself: health, information, cache, aborts, tokenizer.
+//! Owns the routes about the server itself: information, cache, aborts, tokenizer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,18 +24,6 @@ const STATE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_FLUSH_TIMEOUT_S: f64 = 600.0;
 /// Settings that must not be told.
 const SECRETS: &[&str] = &["api_key", "admin_api_key", "ssl_keyfile_password"];
-
-pub(super) async fn health(State(app): State<Arc<App>>) -> StatusCode {
-    if app.check_ready().is_ok() && app.probe.run(&app).await {
-        StatusCode::OK
-    } else {
-        StatusCode::SERVICE_UNAVAILABLE
-    }
-}
-
-pub(super) async fn ready(State(app): State<Arc<App>>) -> StatusCode {
-    if app.check_admits().is_ok() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
-}
 
 pub(super) async fn model_info(State(app): State<Arc<App>>) -> Response {
     let config = &app.config;

@@ -4,6 +4,7 @@ mod access;
 mod admin;
 mod error;
 mod fields;
+mod health;
 mod native;
 mod openai;
 mod sse;
@@ -26,9 +27,9 @@ const MAX_BODY_BYTES: usize = 32 << 20;
 
 pub(crate) fn router(app: Arc<App>) -> Router {
     let mut routes = Router::new()
-        .route("/health", get(admin::health))
-        .route("/health_generate", get(admin::health))
-        .route("/ready", get(admin::ready))
+        .route("/health", get(health::health))
+        .route("/health_generate", get(health::health_generate))
+        .route("/ready", get(health::ready))
         .route("/model_info", get(admin::model_info))
         .route("/get_model_info", get(admin::model_info))
         .route("/server_info", get(admin::server_info))

@@ -48,14 +48,17 @@ fn information_has_both_names_and_tells_no_secret() {
 }
 
 #[test]
-fn health_needs_a_token_through_all_processes_and_probes_never_pile_up() {
+fn health_generate_needs_a_token_through_all_processes_and_probes_never_pile_up() {
     let server = start();
-    assert_eq!(server.get("/health").status(), 200);
+    assert_eq!(server.get("/health_generate").status(), 200);
     server.fake.mode(Mode::Silent);
     let patient =
         reqwest::blocking::Client::builder().timeout(std::time::Duration::from_millis(300)).build().unwrap();
     for _ in 0..5 {
-        assert!(patient.get(format!("{}/health", server.url)).send().is_err());
+        assert!(patient.get(format!("{}/health_generate", server.url)).send().is_err());
+        // Busy is not dead: this one asks nobody.
+        let health: Value = server.get("/health").json().unwrap();
+        assert_eq!((&health["status"], &health["in_flight"]), (&json!("ok"), &json!(1)), "{health}");
     }
     let probes = server.fake.seen().into_iter().filter(|message| {
         matches!(message, proto::ToScheduler::Generate(input) if input.rid.0.starts_with("HEALTH_CHECK_"))

@@ -49,7 +49,9 @@ pub(crate) fn start_with(change: impl FnOnce(&mut ServeConfig)) -> Server {
         links: LinkThread::start(Role::Tokenizer, Incarnation::now()).unwrap(),
         shutdown,
         status: StatusReporter::detached(),
+        health: proto::child::HealthView::default(),
         listen_fd: Some(listener.into_raw_fd()),
+        successor: false,
     };
     let thread = std::thread::spawn(move || tokenizer_proc::run(child));
     let client = Client::builder().timeout(Duration::from_secs(30)).build().unwrap();

@@ -1,6 +1,7 @@
 //! What a scheduler does when a neighbour, or it itself, was restarted.
 
 use super::*;
+use crate::journal::Journal;
 
 fn detokenizer_restarts(scheduler: &mut TestScheduler) {
     scheduler.handle(Event::Detokenizer(LinkEvent::Up { peer: Incarnation(2), restarted: true }));
@@ -103,4 +104,38 @@ fn requests_of_a_dead_tokenizer_process_are_aborted_at_once() {
     let ends: Vec<_> =
         scheduler.recorder().rows.iter().filter_map(|row| row.progress.finished_reason.clone()).collect();
     assert_eq!(ends, [FinishReason::aborted("Aborted"), FinishReason::Length { length: 5 }]);
+}
+
+/// Whatever the client has of it, the successor goes on behind the last step that was counted.
+#[test]
+fn a_successor_makes_and_counts_nothing_again() {
+    let fresh = request("a", vec![1, 2, 3], 30);
+    let whole = solo(&fresh, 1024).ids;
+    for (turns, told) in [(1, 0), (4, 0), (4, 3), (40, 3), (40, 30)] {
+        let dir = tempfile::tempdir().unwrap();
+        let open = |life| Journal::open(dir.path(), Incarnation(life)).unwrap();
+        let mut first = scheduler(config(), speculative(4));
+        first.keep(open(1));
+        first.submit(fresh.clone());
+        first.turns(turns);
+        let counted = first.metrics.totals().clone();
+        drop(first);
+        let mut second = scheduler(config(), speculative(4));
+        second.keep(open(2));
+        let mut input = fresh.clone();
+        input.output_ids = whole[..told].to_vec();
+        input.attempt = 2;
+        second.submit(input);
+        second.settle();
+        let answer = second.answer("a");
+        assert_eq!(answer.ids, whole[told..], "after {turns} turns, {told} told");
+        assert_eq!(answer.finish, length(30));
+        let spec = answer.last.expect("has rows").spec;
+        let both = counted.verify_ct + second.metrics.totals().verify_ct;
+        assert_eq!(spec.verify_ct, both, "after {turns} turns, {told} told");
+        assert_eq!(spec.proposed_drafts, counted.proposed_drafts + second.metrics.totals().proposed_drafts);
+        if turns == 40 {
+            assert_eq!(second.metrics.totals().verify_ct, 0, "only the end was left to tell");
+        }
+    }
 }
