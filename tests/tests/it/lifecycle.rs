@@ -69,6 +69,7 @@ fn children_follow_a_killed_launcher() {
     server.signal(Signal::SIGKILL);
     let gone = wait_until(Duration::from_secs(3), || !server.children().values().any(|pid| is_alive(*pid)));
     assert!(gone, "orphans: {:?}", server.children());
+    assert!(wait_until(Duration::from_secs(20), || server.has_ended()));
 }
 
 #[test]
