@@ -69,6 +69,9 @@ fn children_follow_a_killed_launcher() {
     server.signal(Signal::SIGKILL);
     let gone = wait_until(Duration::from_secs(3), || !server.children().values().any(|pid| is_alive(*pid)));
     assert!(gone, "orphans: {:?}", server.children());
+    // Its other threads may end later than the one that is looked at.
+    let mut server = server;
+    server.wait_for_end();
 }
 
 #[test]
