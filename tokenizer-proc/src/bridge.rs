@@ -12,7 +12,7 @@ use proto::{
     SchedulerInfo, ToScheduler, ToTokenizer,
 };
 use tokio::sync::{oneshot, watch};
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::refusal::Refusal;
 use crate::registry::Registry;
@@ -133,7 +133,8 @@ impl Inbox {
                 self.registry.scheduler_up(restarted);
             }
             LinkEvent::Down => {
-                warn!("scheduler disconnected");
+                // A death is the launcher's to report; at an end asked for this is normal.
+                info!("scheduler disconnected");
                 self.view.send_modify(|view| view.up = false);
                 self.registry.scheduler_down();
             }
@@ -149,7 +150,7 @@ impl Inbox {
                 self.view.send_modify(|view| view.detokenizer_up = true);
             }
             LinkEvent::Down => {
-                warn!("detokenizer disconnected");
+                info!("detokenizer disconnected");
                 self.view.send_modify(|view| view.detokenizer_up = false);
             }
             LinkEvent::Message { message, .. } => self.message(message),

@@ -20,6 +20,9 @@ use crate::engine::spec::ngram::NgramDrafter;
 use crate::engine::spec::standalone::StandaloneModel;
 use crate::engine::weights::Parameter;
 
+/// What names the draft model.
+const FLAG: &str = "--speculative-draft-model-path";
+
 /// A draft worker before it is loaded.
 pub(super) struct DraftPlan<'a> {
     kind: PlanKind<'a>,
@@ -47,15 +50,13 @@ impl<'a> DraftPlan<'a> {
         };
         let kind = match &spec.algorithm {
             SpecAlgorithm::Ngram(ngram) => {
-                PlanKind::Ngram(NgramDrafter::new(ngram, shape.draft_tokens, shape.steps))
+                Ok(PlanKind::Ngram(NgramDrafter::new(ngram, shape.draft_tokens, shape.steps)))
             }
-            SpecAlgorithm::Eagle(draft) => eagle(config, draft, shape.topk)?,
-            SpecAlgorithm::Eagle3(draft) => {
-                let files = DraftFiles::open(head_folder(&draft.weights)?)?;
-                PlanKind::Eagle3(Eagle3Spec::read(&files, &model::shape_of(&config.model.weights)?)?, files)
-            }
-            SpecAlgorithm::Standalone(draft) => standalone(config, &draft.weights)?,
+            SpecAlgorithm::Eagle(draft) => eagle(config, draft, shape.topk),
+            SpecAlgorithm::Eagle3(draft) => eagle3(config, draft),
+            SpecAlgorithm::Standalone(draft) => standalone(config, &draft.weights),
         };
+        let kind = kind.map_err(naming_the_flag)?;
         if !matches!(kind, PlanKind::Ngram(_)) {
             check_shape(shape)?;
         }
@@ -154,6 +155,22 @@ fn eagle(
     Ok(PlanKind::Eagle(EagleSpec::read(&files, &target, hot.as_deref())?, files))
 }
 
+fn eagle3<'a>(config: &ServeConfig, draft: &DraftModelConfig) -> Result<PlanKind<'a>, EngineError> {
+    let files = DraftFiles::open(head_folder(&draft.weights)?)?;
+    let spec = Eagle3Spec::read(&files, &model::shape_of(&config.model.weights)?)?;
+    Ok(PlanKind::Eagle3(spec, files))
+}
+
+/// Whatever is wrong with a draft's files, a flag chose them.
+fn naming_the_flag(error: EngineError) -> EngineError {
+    match error {
+        EngineError::Load { what, reason } if !what.starts_with("--") => {
+            EngineError::Load { what: format!("{FLAG} {what}"), reason }
+        }
+        error => error,
+    }
+}
+
 fn hot_tokens(
     draft: &DraftModelConfig,
     target: &HfConfig,
@@ -166,7 +183,8 @@ fn hot_tokens(
         true => Err(EngineError::Load {
             what: format!("--speculative-token-map {}", path.display()),
             reason: format!(
-                "names {} tokens; --speculative-eagle-topk {topk} tries more after each token",
+                "has fewer tokens ({}) than --speculative-eagle-topk {topk} tries after each token; name more or try \
+                 fewer",
                 hot.len()
             ),
         }),
@@ -232,7 +250,7 @@ fn head_folder(weights: &Weights) -> Result<&std::path::Path, EngineError> {
 }
 
 fn refused(reason: String) -> EngineError {
-    EngineError::Load { what: "--speculative-draft-model-path".into(), reason }
+    EngineError::Load { what: FLAG.into(), reason }
 }
 
 fn values(parameters: &[Parameter]) -> usize {

@@ -149,7 +149,8 @@ pub(super) fn check_target(files: &DraftFiles, target: &HfConfig) -> Result<(), 
     Err(EngineError::Load {
         what: files.source.describe(),
         reason: format!(
-            "has hidden size {} and a vocabulary of {}; the model given by --model has {} and {}",
+            "has hidden size {} and a vocabulary of {}, but the model given by --model has {} and {}: a head must have \
+             been trained for its model",
             shape.hidden_size, shape.vocab_size, target.hidden_size, target.vocab_size
         ),
     })

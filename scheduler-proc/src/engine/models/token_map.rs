@@ -32,7 +32,7 @@ pub fn read(path: &Path, vocab_size: usize) -> Result<Vec<TokenId>, EngineError>
 
 fn checked(ids: &[i64], vocab_size: usize) -> Result<Vec<TokenId>, String> {
     if ids.is_empty() {
-        return Err("names no tokens".into());
+        return Err("names no tokens; list the ids that the draft may propose".into());
     }
     let mut seen = FxHashSet::default();
     let mut checked = Vec::with_capacity(ids.len());

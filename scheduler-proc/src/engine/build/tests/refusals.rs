@@ -14,6 +14,7 @@ fn wrong_pairs_are_refused_with_the_right_flag() {
     let check = |pair: Pair, part: &str| {
         let error = refusal(pair, chain(3));
         assert!(error.contains(part), "{error}");
+        assert!(error.contains("--speculative-"), "no flag is named: {error}");
     };
     check(Pair { algorithm: SpecAlgorithm::Eagle, ..EAGLE3 }, "--speculative-algorithm EAGLE3");
     check(Pair { algorithm: SpecAlgorithm::Eagle3, ..EAGLE }, "--speculative-algorithm EAGLE");
