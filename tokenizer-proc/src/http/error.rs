@@ -92,6 +92,14 @@ pub(super) fn bad_body(status: StatusCode, message: &str) -> Response {
     json_response(status, &error_object(status, "Bad Request", message))
 }
 
+/// As [`bad_body`], for a body that was not read to its end: what follows on the connection is no request, and a
+/// client must not send its next one there.
+fn unread_body(status: StatusCode, message: &str) -> Response {
+    let mut response = bad_body(status, message);
+    response.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
+    response
+}
+
 /// A JSON body as a value of `T`.
 pub(super) struct ApiJson<T>(pub T);
 
@@ -101,14 +109,14 @@ impl<S: Send + Sync, T: DeserializeOwned + Send + 'static> FromRequest<S> for Ap
     async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
         if !says_json(request.headers()) {
             let message = "Unsupported Media Type: Only 'application/json' is allowed";
-            return Err(bad_body(StatusCode::BAD_REQUEST, message));
+            return Err(unread_body(StatusCode::BAD_REQUEST, message));
         }
         let bytes = Bytes::from_request(request, state).await.map_err(|rejection| {
             let status = match rejection.status() {
                 StatusCode::PAYLOAD_TOO_LARGE => StatusCode::PAYLOAD_TOO_LARGE,
                 _ => StatusCode::BAD_REQUEST,
             };
-            bad_body(status, &rejection.body_text())
+            unread_body(status, &rejection.body_text())
         })?;
         let parsed = if bytes.len() <= PARSE_INLINE_BYTES {
             parse(&bytes)

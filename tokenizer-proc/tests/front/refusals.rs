@@ -284,6 +284,7 @@ fn a_body_over_the_limit_is_413() {
         server.client.post(format!("{}/generate", server.url)).header("content-type", "application/json");
     if let Ok(response) = request.body(body).send() {
         assert_eq!(response.status(), 413);
+        assert_eq!(response.headers()["connection"], "close");
     }
     check_alive(&server);
 }
