@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -24,16 +25,30 @@ bool has_amx() {
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
 
+// Those that run on this processor, the best first.
+std::vector<const Kernels*> usable_kernels() {
+  std::vector<const Kernels*> usable;
+  bool v4 = __builtin_cpu_supports("x86-64-v4");
+  if (v4 && has_amx()) usable.push_back(&kernels_amx());
+  if (v4) usable.push_back(&kernels_v4());
+  if (__builtin_cpu_supports("x86-64-v3")) usable.push_back(&kernels_v3());
+  usable.push_back(&kernels_baseline());
+  return usable;
+}
+
 }  // namespace
 
+// DRAFTHORSE_KERNELS names others than the best, to compare or to test them.
 const Kernels& kernels() {
-  static const Kernels& best = [&]() -> const Kernels& {
-    if (__builtin_cpu_supports("x86-64-v4") && has_amx()) return kernels_amx();
-    if (__builtin_cpu_supports("x86-64-v4")) return kernels_v4();
-    if (__builtin_cpu_supports("x86-64-v3")) return kernels_v3();
-    return kernels_baseline();
+  static const Kernels& chosen = []() -> const Kernels& {
+    std::vector<const Kernels*> usable = usable_kernels();
+    const char* wanted = std::getenv("DRAFTHORSE_KERNELS");
+    for (const Kernels* kernels : usable) {
+      if (wanted && std::strcmp(kernels->name, wanted) == 0) return *kernels;
+    }
+    return *usable.front();
   }();
-  return best;
+  return chosen;
 }
 
 namespace {

@@ -74,6 +74,9 @@ mod tests {
 
     #[test]
     fn products_are_those_of_exact_arithmetic() {
+        if let Ok(wanted) = std::env::var("DRAFTHORSE_KERNELS") {
+            assert_eq!(shim::kernels_name(), wanted);
+        }
         for kind in [Kind::Float, Kind::BFloat16] {
             for (out, input) in SHAPES {
                 let (x, weight) = (random(kind, &[37, input]), random(kind, &[out, input]));
@@ -112,6 +115,27 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    /// The other tests once more on every instruction set this processor has, each in a process of its own: the
+    /// choice is made once.
+    #[test]
+    fn every_instruction_set_multiplies_the_same_way() {
+        let has = |level: &str| match level {
+            "kernels_v4" => std::is_x86_feature_detected!("avx512bw"),
+            "kernels_v3" => std::is_x86_feature_detected!("avx2"),
+            _ => true,
+        };
+        for kernels in ["kernels_baseline", "kernels_v3", "kernels_v4"].into_iter().filter(|level| has(level))
+        {
+            let output = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["linear::tests::", "--skip", "every_instruction_set", "--test-threads", "1"])
+                .env("DRAFTHORSE_KERNELS", kernels)
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("3 passed"), "{kernels}: {text}");
         }
     }
 
