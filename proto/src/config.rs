@@ -62,6 +62,18 @@ pub enum Dtype {
     Float16,
 }
 
+impl Dtype {
+    /// Whether this processor multiplies the type in hardware; otherwise every product is emulated.
+    pub fn is_computed_by_this_cpu(self) -> bool {
+        match self {
+            Self::Float32 => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Bfloat16 => std::is_x86_feature_detected!("avx512bf16"),
+            _ => false,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {

@@ -1,5 +1,7 @@
 //! Owns what is known of the machine, measured once, so that resolving is a function of its arguments.
 
+use proto::Dtype;
+
 /// The facts that defaults depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
@@ -14,17 +16,10 @@ impl Machine {
     pub fn detect() -> Self {
         Self {
             cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
-            computes_bfloat16: computes_bfloat16(),
+            computes_bfloat16: Dtype::Bfloat16.is_computed_by_this_cpu(),
             available_memory: available_memory(),
         }
     }
-}
-
-fn computes_bfloat16() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return std::arch::is_x86_feature_detected!("avx512bf16");
-    #[cfg(not(target_arch = "x86_64"))]
-    return false;
 }
 
 fn available_memory() -> u64 {

@@ -2,6 +2,7 @@
 
 use tch::Tensor;
 
+use crate::engine::weights::Loader;
 use crate::engine::{EngineError, shim};
 
 #[derive(Debug)]
@@ -13,6 +14,11 @@ pub struct RmsNorm {
 impl RmsNorm {
     pub fn new(weight: Tensor, eps: f32) -> Self {
         Self { weight: weight.contiguous(), eps }
+    }
+
+    /// The norm whose weight the checkpoint calls `name`.
+    pub fn load(name: &str, eps: f32, loader: &mut Loader<'_>) -> Result<Self, EngineError> {
+        Ok(Self::new(loader.load(name)?, eps))
     }
 
     pub fn weight(&self) -> &Tensor {

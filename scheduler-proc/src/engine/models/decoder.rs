@@ -169,7 +169,7 @@ impl Decoder {
         let layers = (0..shape.layers)
             .map(|index| load_layer(spec, index, &tables, loader))
             .collect::<Result<_, EngineError>>()?;
-        let final_norm = RmsNorm::new(loader.load(FINAL_NORM)?, shape.norm_eps);
+        let final_norm = RmsNorm::load(FINAL_NORM, shape.norm_eps, loader)?;
         let head = if shape.tied { embedding.shallow_clone() } else { loader.load(HEAD)? };
         let head = Rc::new(Linear::new(&head, None)?);
         Ok(Self { embedding: Rc::new(Embedding::new(embedding)), layers, final_norm, head })
@@ -240,7 +240,7 @@ fn load_layer(
     loader: &mut Loader<'_>,
 ) -> Result<Layer, EngineError> {
     let eps = spec.shape.norm_eps;
-    let mut norm = |name: &str| Ok(RmsNorm::new(loader.load(&layer_name(index, name))?, eps));
+    let mut norm = |name: &str| RmsNorm::load(&layer_name(index, name), eps, loader);
     let input_norm = norm("input_layernorm.weight")?;
     let mlp_norm = norm("post_attention_layernorm.weight")?;
     let norms = match spec.qk_norm {

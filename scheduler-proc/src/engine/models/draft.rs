@@ -16,7 +16,8 @@ pub enum Inherited<'a> {
 }
 
 /// A network that drafts, with its own KV pool. Implementers: [`super::eagle_head::EagleHead`],
-/// [`super::eagle3_head::Eagle3Head`] and [`crate::engine::spec::standalone::StandaloneModel`].
+/// [`super::eagle3_head::Eagle3Head`], [`super::mtp_head::MtpHead`] and
+/// [`crate::engine::spec::standalone::StandaloneModel`].
 ///
 /// Its row `i` takes token `i + lead()`, and sits at position `i`. The pool has the target's slots, then scratch.
 pub trait DraftModel {

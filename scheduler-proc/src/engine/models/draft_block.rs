@@ -1,4 +1,4 @@
-//! Owns the one transformer layer of a draft head, from the input of its attention on.
+//! Owns the one transformer layer of a draft head, from the input of its attention on, with its keys and values.
 
 use std::rc::Rc;
 
@@ -13,6 +13,7 @@ use crate::engine::layers::linear::Linear;
 use crate::engine::layers::mlp::GatedMlp;
 use crate::engine::layers::norm::RmsNorm;
 use crate::engine::layers::rope::{HeadNorms, HeadRotation, RopeTables};
+use crate::engine::model::attention_for;
 use crate::engine::weights::{Loader, Parameter, WeightSource};
 
 /// What the layer's tensors are called in a head's own folder.
@@ -40,14 +41,15 @@ pub struct BlockSpec {
     pub qk_norm: bool,
 }
 
-/// Attention and MLP of one layer, with the addition to the residual stream between them.
-#[derive(Debug)]
+/// Attention and MLP of one layer, with their additions to the residual stream.
 pub(super) struct DraftBlock {
     qkv: Linear,
     rotation: HeadRotation,
     output: Linear,
     mlp_norm: RmsNorm,
     mlp: GatedMlp,
+    kv: KvPool,
+    attention: Box<dyn AttentionBackend>,
 }
 
 impl BlockSpec {
@@ -117,10 +119,10 @@ impl BlockSpec {
 }
 
 impl DraftBlock {
-    /// `positions` is the longest sequence the head will see.
+    /// `slots` and `positions` are what the layer's pool and tables must hold.
     pub(super) fn load(
         spec: &BlockSpec,
-        positions: usize,
+        (slots, positions): (usize, usize),
         loader: &mut Loader<'_>,
     ) -> Result<Self, EngineError> {
         let shape = &spec.shape;
@@ -138,8 +140,7 @@ impl DraftBlock {
             let bias = biased.then(|| loader.load(&spec.name(&format!("{name}.bias")))).transpose()?;
             parts.push((weight, bias));
         }
-        let mut norm =
-            |name: &str| Ok::<_, EngineError>(RmsNorm::new(loader.load(&spec.name(name))?, shape.norm_eps));
+        let mut norm = |name: &str| RmsNorm::load(&spec.name(name), shape.norm_eps, loader);
         let [q, k] = HEAD_NORMS;
         let norms = match spec.qk_norm {
             false => None,
@@ -151,24 +152,25 @@ impl DraftBlock {
             output: Linear::fused(&parts[3..4])?,
             mlp_norm: norm(MLP_NORM)?,
             mlp: GatedMlp { gate_up: Linear::fused(&parts[4..6])?, down: Linear::fused(&parts[6..7])? },
+            kv: KvPool::new(spec.kv_shape(), slots, loader.kind(), loader.device())?,
+            attention: attention_for(loader.device()),
         })
     }
 
-    /// Adds the layer's attention over `x` to `residual` in place; returns what its MLP would add to that.
+    /// Stores the keys and values of `x` and adds to `residual`, in place, what the layer makes of it.
     pub(super) fn forward(
         &self,
         x: &Tensor,
-        residual: &Tensor,
+        residual: &mut Tensor,
         plan: &AttentionPlan,
-        kv: &KvPool,
-        attention: &dyn AttentionBackend,
-    ) -> Result<Tensor, EngineError> {
-        let kv = kv.layer(0);
+    ) -> Result<(), EngineError> {
+        let kv = self.kv.layer(0);
         let qkv = self.qkv.forward(x)?;
-        let q = attention.rotate_store(&qkv, &self.rotation, kv, plan)?;
-        let mixed = attention.attend(&q, kv, plan, None)?;
+        let q = self.attention.rotate_store(&qkv, &self.rotation, kv, plan)?;
+        let mixed = self.attention.attend(&q, kv, plan, None)?;
         let mixed = self.output.forward(&mixed.view([x.size()[0], -1]))?;
         let normed = self.mlp_norm.add_forward(residual, &mixed)?;
-        self.mlp.forward(&normed)
+        let _ = residual.g_add_(&self.mlp.forward(&normed)?);
+        Ok(())
     }
 }

@@ -16,18 +16,16 @@ use super::eagle3_spec::{
     OUTPUT_NORM, VOCABULARY,
 };
 use crate::engine::EngineError;
-use crate::engine::attention::AttentionBackend;
 use crate::engine::attention::plan::AttentionPlan;
-use crate::engine::kv::KvPool;
 use crate::engine::layers::embedding::Embedding;
 use crate::engine::layers::linear::Linear;
 use crate::engine::layers::norm::RmsNorm;
-use crate::engine::model::{TargetModel, attention_for};
+use crate::engine::model::TargetModel;
 use crate::engine::shim::InferenceMode;
 use crate::engine::target::{ForwardRow, Logits};
 use crate::engine::weights::Loader;
 
-/// The head, its KV pool, and what it shares with the target.
+/// The head, and what it shares with the target.
 pub struct Eagle3Head {
     embedding: Rc<Embedding>,
     join: Option<Join>,
@@ -39,8 +37,6 @@ pub struct Eagle3Head {
     norm_output: bool,
     output: DraftOutput,
     width: usize,
-    kv: KvPool,
-    attention: Box<dyn AttentionBackend>,
 }
 
 /// Makes the target's features as wide as the head.
@@ -51,18 +47,17 @@ struct Join {
 }
 
 impl Eagle3Head {
-    /// `slots` and `positions` are what the head's pool and tables must hold.
+    /// `room` is slots and positions that the layer must have.
     pub fn load(
         spec: &Eagle3Spec,
         files: DraftFiles,
         target: &TargetModel,
-        (slots, positions): (usize, usize),
+        room: (usize, usize),
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
         let _inference = InferenceMode::enter();
-        let (kind, device) = target.placement();
         let what = files.source.describe();
-        let mut loader = Loader::new(files.source, &spec.parameters(), (kind, device), progress)?;
+        let mut loader = Loader::new(files.source, &spec.parameters(), target.placement(), progress)?;
         let vocabulary = match spec.mapped {
             false => None,
             true => {
@@ -79,20 +74,18 @@ impl Eagle3Head {
             HeadFrom::Target => target.head(),
         };
         let join = spec.join.as_ref().map(|join| Join::load(join, eps, &mut loader)).transpose()?;
-        let mut norm = |name: &str| Ok::<_, EngineError>(RmsNorm::new(loader.load(name)?, eps));
+        let mut norm = |name: &str| RmsNorm::load(name, eps, &mut loader);
         Ok(Self {
             embedding,
             join,
             embedding_norm: norm(EMBEDDING_NORM)?,
             hidden_norm: norm(HIDDEN_NORM)?,
             output_norm: norm(OUTPUT_NORM)?,
-            block: DraftBlock::load(&spec.block, positions, &mut loader)?,
+            block: DraftBlock::load(&spec.block, room, &mut loader)?,
             norm_before_residual: spec.norm_before_residual,
             norm_output: spec.norm_output,
             output: DraftOutput::new(head, spec.draft_vocab, vocabulary),
             width: spec.feature_width(),
-            kv: KvPool::new(spec.block.kv_shape(), slots, kind, device)?,
-            attention: attention_for(device),
         })
     }
 }
@@ -101,7 +94,7 @@ impl Join {
     fn load(spec: &JoinSpec, eps: f32, loader: &mut Loader<'_>) -> Result<Self, EngineError> {
         let bias = spec.bias.then(|| loader.load(JOIN_BIAS)).transpose()?;
         let projection = Linear::new(&loader.load(JOIN)?, bias)?;
-        let mut norm = |name: &str| Ok::<_, EngineError>(RmsNorm::new(loader.load(name)?, eps));
+        let mut norm = |name: &str| RmsNorm::load(name, eps, loader);
         Ok(Self {
             feature_norm: spec.feature_norm.then(|| norm(FEATURE_NORM)).transpose()?,
             part_norms: spec.part_norms.iter().map(|name| norm(name)).collect::<Result<_, _>>()?,
@@ -160,8 +153,7 @@ impl DraftModel for Eagle3Head {
         let normed = self.hidden_norm.forward(&hidden)?;
         let x = Tensor::cat(&[&self.embedding_norm.forward(&embedded)?, &normed], 1);
         let mut residual = if self.norm_before_residual { normed } else { hidden };
-        let delta = self.block.forward(&x, &residual, &plan, &self.kv, self.attention.as_ref())?;
-        let _ = residual.g_add_(&delta);
+        self.block.forward(&x, &mut residual, &plan)?;
         if self.norm_output { self.output_norm.forward(&residual) } else { Ok(residual) }
     }
 

@@ -10,13 +10,11 @@ use super::draft_block::{self, BlockSpec, DraftBlock};
 use super::draft_config::{DraftFiles, HeadKind};
 use super::draft_output::DraftOutput;
 use crate::engine::EngineError;
-use crate::engine::attention::AttentionBackend;
 use crate::engine::attention::plan::AttentionPlan;
 use crate::engine::hf_config::HfConfig;
-use crate::engine::kv::KvPool;
 use crate::engine::layers::embedding::Embedding;
 use crate::engine::layers::linear::Linear;
-use crate::engine::model::{TargetModel, attention_for};
+use crate::engine::model::TargetModel;
 use crate::engine::shim::InferenceMode;
 use crate::engine::target::{ForwardRow, Logits};
 use crate::engine::weights::{Loader, Parameter};
@@ -102,39 +100,34 @@ impl EagleSpec {
     }
 }
 
-/// The head, its KV pool, and what it shares with the target.
+/// The head, and what it shares with the target.
 pub struct EagleHead {
     embedding: Rc<Embedding>,
     join: Linear,
     block: DraftBlock,
     output: DraftOutput,
-    kv: KvPool,
-    attention: Box<dyn AttentionBackend>,
     width: usize,
 }
 
 impl EagleHead {
-    /// `slots` and `positions` are what the head's pool and tables must hold.
+    /// `room` is slots and positions that the layer must have.
     pub fn load(
         spec: &EagleSpec,
         files: DraftFiles,
         target: &TargetModel,
-        (slots, positions): (usize, usize),
+        room: (usize, usize),
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
         let _inference = InferenceMode::enter();
-        let (kind, device) = target.placement();
-        let mut loader = Loader::new(files.source, &spec.parameters(), (kind, device), progress)?;
+        let mut loader = Loader::new(files.source, &spec.parameters(), target.placement(), progress)?;
         let own_embedding = spec.own_embedding.then_some(EMBEDDING);
         let embedding = load_embedding(own_embedding, target, &mut loader)?;
         let bias = spec.bias.then(|| loader.load("fc.bias")).transpose()?;
         Ok(Self {
             embedding,
             join: Linear::new(&loader.load("fc.weight")?, bias)?,
-            block: DraftBlock::load(&spec.block, positions, &mut loader)?,
+            block: DraftBlock::load(&spec.block, room, &mut loader)?,
             output: DraftOutput::over_target(None, spec.hot.as_deref(), target)?,
-            kv: KvPool::new(spec.block.kv_shape(), slots, kind, device)?,
-            attention: attention_for(device),
             width: spec.block.shape.hidden_size,
         })
     }
@@ -188,8 +181,7 @@ impl DraftModel for EagleHead {
         let embedded = self.embedding.forward(rows.iter().flat_map(|row| row.tokens));
         let x = self.join.forward(&Tensor::cat(&[&embedded, hidden], 1))?;
         let mut residual = x.copy();
-        let delta = self.block.forward(&x, &residual, &plan, &self.kv, self.attention.as_ref())?;
-        let _ = residual.g_add_(&delta);
+        self.block.forward(&x, &mut residual, &plan)?;
         Ok(residual)
     }
 

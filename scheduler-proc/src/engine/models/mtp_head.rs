@@ -12,14 +12,12 @@ use super::draft_output::DraftOutput;
 use super::eagle_head::{check_target, load_embedding, no_hidden};
 use super::mtp_layout::{MtpPlace, Norm};
 use crate::engine::EngineError;
-use crate::engine::attention::AttentionBackend;
 use crate::engine::attention::plan::AttentionPlan;
 use crate::engine::hf_config::HfConfig;
-use crate::engine::kv::KvPool;
 use crate::engine::layers::embedding::Embedding;
 use crate::engine::layers::linear::Linear;
 use crate::engine::layers::norm::RmsNorm;
-use crate::engine::model::{Features, TargetModel, attention_for};
+use crate::engine::model::{Features, TargetModel};
 use crate::engine::shim::InferenceMode;
 use crate::engine::target::{ForwardRow, Logits};
 use crate::engine::weights::{Loader, Parameter};
@@ -104,7 +102,7 @@ impl MtpSpec {
     }
 }
 
-/// The layer, its KV pool, and what it shares with the target.
+/// The layer, and what it shares with the target.
 pub struct MtpHead {
     place: MtpPlace,
     embedding: Rc<Embedding>,
@@ -115,31 +113,26 @@ pub struct MtpHead {
     block: DraftBlock,
     output_norm: RmsNorm,
     output: DraftOutput,
-    kv: KvPool,
-    attention: Box<dyn AttentionBackend>,
     width: usize,
 }
 
 impl MtpHead {
-    /// `slots` and `positions` are what the layer's pool and tables must hold.
+    /// `room` is slots and positions that the layer must have.
     pub fn load(
         spec: &MtpSpec,
         files: DraftFiles,
         target: &TargetModel,
-        (slots, positions): (usize, usize),
+        room: (usize, usize),
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
         let _inference = InferenceMode::enter();
-        let (kind, device) = target.placement();
         let MtpSpec { place, block, .. } = spec;
         let layout = place.layout;
-        let mut loader = Loader::new(files.source, &spec.parameters(), (kind, device), progress)?;
+        let mut loader = Loader::new(files.source, &spec.parameters(), target.placement(), progress)?;
         let own_embedding = spec.own_embedding.then(|| place.name(EMBEDDING));
         let embedding = load_embedding(own_embedding.as_deref(), target, &mut loader)?;
         let table = spec.own_head.then(|| loader.load(&place.name(HEAD))).transpose()?;
-        let mut norm = |name: &str| {
-            Ok::<_, EngineError>(RmsNorm::new(loader.load(&place.name(name))?, block.shape.norm_eps))
-        };
+        let mut norm = |name: &str| RmsNorm::load(&place.name(name), block.shape.norm_eps, &mut loader);
         Ok(Self {
             place: place.clone(),
             embedding,
@@ -148,10 +141,8 @@ impl MtpHead {
             input_norm: norm(INPUT_NORM)?,
             output_norm: norm(layout.output_norm)?,
             join: Linear::new(&loader.load(&place.name(layout.join))?, None)?,
-            block: DraftBlock::load(block, positions, &mut loader)?,
+            block: DraftBlock::load(block, room, &mut loader)?,
             output: DraftOutput::over_target(table, spec.hot.as_deref(), target)?,
-            kv: KvPool::new(block.kv_shape(), slots, kind, device)?,
-            attention: attention_for(device),
             width: block.shape.hidden_size,
         })
     }
@@ -195,8 +186,7 @@ impl DraftModel for MtpHead {
         let plan = AttentionPlan::new(rows);
         let mut residual = self.joined(rows, &plan, hidden)?;
         let x = self.input_norm.forward(&residual)?;
-        let delta = self.block.forward(&x, &residual, &plan, &self.kv, self.attention.as_ref())?;
-        let _ = residual.g_add_(&delta);
+        self.block.forward(&x, &mut residual, &plan)?;
         match self.place.layout.passes_on {
             Norm::Before => Ok(residual),
             Norm::After => self.output_norm.forward(&residual),

@@ -1,5 +1,6 @@
 //! Owns the differentiable forward of the two kinds of head, one draft step at a time over whole sequences.
 
+use proto::Dtype;
 use tch::{Device, Kind, Tensor};
 
 use super::dense::{DenseBlock, Past, delayed, linear, rms_norm};
@@ -116,11 +117,7 @@ impl HeadNet {
 
     /// The type passes compute in on this machine.
     pub(super) fn compute_kind() -> Kind {
-        #[cfg(target_arch = "x86_64")]
-        if std::is_x86_feature_detected!("avx512bf16") {
-            return Kind::BFloat16;
-        }
-        Kind::Float
+        if Dtype::Bfloat16.is_computed_by_this_cpu() { Kind::BFloat16 } else { Kind::Float }
     }
 }
 
