@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use proto::Role;
+use proto::metrics::resident_bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::supervise::Supervisor;
@@ -64,15 +65,8 @@ impl Board {
     pub(crate) fn read(&self) -> Vec<ProcessReport> {
         let mut reports = self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for report in &mut reports {
-            report.rss_bytes = report.pid.and_then(resident_bytes);
+            report.rss_bytes = report.pid.and_then(|pid| resident_bytes(u32::try_from(pid).ok()?));
         }
         reports
     }
-}
-
-/// Linux only; elsewhere nothing is known.
-fn resident_bytes(pid: i32) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    Some(kilobytes.trim().strip_suffix("kB")?.trim_end().parse::<u64>().ok()? * 1024)
 }

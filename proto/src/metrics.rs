@@ -17,7 +17,7 @@ pub use def::{Def, Info, Registrar};
 pub use fold::fold;
 pub use join::{join, render};
 pub use live::{LiveCounts, LiveFile, Remains};
-pub use process::register_process_metrics;
+pub use process::{register_process_metrics, resident_bytes};
 pub use snapshot::{SnapshotWriter, unreadable};
 
 /// What [`render`] makes.

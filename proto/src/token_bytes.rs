@@ -73,15 +73,18 @@ impl TokenBytes {
     /// Reads the contents of a `tokenizer.json`.
     pub fn from_json(json: &Value) -> Result<Self, TokenBytesError> {
         let decoder = Decoder::from_json(&json["decoder"])?;
-        let mut tokens = model_vocabulary(&json["model"]["vocab"])?;
-        tokens.extend(added_tokens(&json["added_tokens"])?);
         let alphabet = byte_level_alphabet();
-        let pieces = tokens.into_iter().map(|token| TokenPiece {
+        let pieces = all_tokens(json)?.into_iter().map(|token| TokenPiece {
             id: token.id,
             bytes: decoder.bytes_of(token.text, &alphabet),
             special: token.special,
         });
         Ok(Self::from_pieces(decoder.kind, decoder.strips_leading_space, pieces))
+    }
+
+    /// Every id of a `tokenizer.json` with its string there; of two with one id the later stands.
+    pub fn names(json: &Value) -> Result<Vec<(TokenId, &str)>, TokenBytesError> {
+        Ok(all_tokens(json)?.into_iter().map(|token| (token.id, token.text)).collect())
     }
 
     /// A vocabulary given token by token; of two tokens with one id the later stands.
@@ -169,6 +172,12 @@ struct Token<'a> {
     id: TokenId,
     text: &'a str,
     special: bool,
+}
+
+fn all_tokens(json: &Value) -> Result<Vec<Token<'_>>, TokenBytesError> {
+    let mut tokens = model_vocabulary(&json["model"]["vocab"])?;
+    tokens.extend(added_tokens(&json["added_tokens"])?);
+    Ok(tokens)
 }
 
 /// The model's own vocabulary: a map from string to id, or a list of (string, score) pairs.

@@ -91,7 +91,7 @@ impl Journal {
             return None;
         }
         let logprobs = entry.logprobs.map(|mut all| {
-            drop_front(&mut all, known);
+            all.drop_outputs(known);
             all
         });
         Some(Inheritance { ids: ids.to_vec(), spec: entry.spec, finish: entry.finish, logprobs })
@@ -149,32 +149,12 @@ fn entry(request: &Request, start: usize) -> Entry {
         ids: request.output()[start..].to_vec(),
         spec: request.spec.clone(),
         finish: request.finish.clone(),
-        logprobs: request.logprobs.as_ref().map(|all| since(all, start - request.resumed_len())),
+        logprobs: request.logprobs.as_ref().map(|all| {
+            let from = start - request.resumed_len();
+            all.since(from, from == 0)
+        }),
         age: 0,
     }
-}
-
-fn since(all: &RowLogprobs, from: usize) -> RowLogprobs {
-    let mut part = if from == 0 { all.clone() } else { RowLogprobs::default() };
-    let tail = |len: usize| from.min(len)..;
-    part.output_token_logprobs_val =
-        all.output_token_logprobs_val[tail(all.output_token_logprobs_val.len())].to_vec();
-    part.output_token_logprobs_idx =
-        all.output_token_logprobs_idx[tail(all.output_token_logprobs_idx.len())].to_vec();
-    part.output_top_logprobs = all.output_top_logprobs[tail(all.output_top_logprobs.len())].to_vec();
-    part.output_token_ids_logprobs =
-        all.output_token_ids_logprobs[tail(all.output_token_ids_logprobs.len())].to_vec();
-    part
-}
-
-fn drop_front(all: &mut RowLogprobs, count: usize) {
-    fn front<T>(list: &mut Vec<T>, count: usize) {
-        list.drain(..count.min(list.len()));
-    }
-    front(&mut all.output_token_logprobs_val, count);
-    front(&mut all.output_token_logprobs_idx, count);
-    front(&mut all.output_top_logprobs, count);
-    front(&mut all.output_token_ids_logprobs, count);
 }
 
 fn merge(known: &mut HashMap<RequestId, Entry>, later: Entry) {
@@ -184,20 +164,11 @@ fn merge(known: &mut HashMap<RequestId, Entry>, later: Entry) {
             entry.ids.truncate(keep);
             entry.ids.extend(later.ids);
             match (&mut entry.logprobs, later.logprobs) {
-                (Some(all), Some(more)) => {
-                    all.output_token_logprobs_val.truncate(keep);
-                    all.output_token_logprobs_idx.truncate(keep);
-                    all.output_top_logprobs.truncate(keep);
-                    all.output_token_ids_logprobs.truncate(keep);
+                (Some(all), Some(mut more)) => {
+                    all.truncate_outputs(keep);
                     // Those of the prompt stand already.
-                    let told = RowLogprobs {
-                        output_token_logprobs_val: more.output_token_logprobs_val,
-                        output_token_logprobs_idx: more.output_token_logprobs_idx,
-                        output_top_logprobs: more.output_top_logprobs,
-                        output_token_ids_logprobs: more.output_token_ids_logprobs,
-                        ..RowLogprobs::default()
-                    };
-                    all.extend(told);
+                    more.drop_inputs();
+                    all.extend(more);
                 }
                 (all, more) => *all = more,
             }

@@ -1,6 +1,6 @@
 //! Owns what of an answer has been sent: when a row is due, and what is in it. The only place that fills wire rows.
 
-use proto::{DecodeRow, RowLogprobs, RowProgress, TokenRow};
+use proto::{DecodeRow, RowProgress, TokenRow};
 
 use crate::request::Request;
 
@@ -89,25 +89,7 @@ fn progress(request: &Request, first: bool, start: usize) -> RowProgress {
         cached_tokens: request.cached_len as u32,
         retraction_count: request.retractions,
         queue_time: request.queue_time.unwrap_or_else(|| request.arrived.elapsed().as_secs_f64()),
-        logprobs: request
-            .logprobs
-            .as_ref()
-            .map(|all| logprobs_from(all, first, start - request.resumed_len())),
+        logprobs: request.logprobs.as_ref().map(|all| all.since(start - request.resumed_len(), first)),
         spec: request.spec.clone(),
-    }
-}
-
-/// The log-probabilities of answer tokens from index `from` on, and the prompt's on a first row.
-fn logprobs_from(all: &RowLogprobs, first: bool, from: usize) -> RowLogprobs {
-    fn tail<T: Clone>(list: &[T], from: usize) -> Vec<T> {
-        list.get(from..).unwrap_or_default().to_vec()
-    }
-    let prompt = if first { all.clone() } else { RowLogprobs::default() };
-    RowLogprobs {
-        output_token_logprobs_val: tail(&all.output_token_logprobs_val, from),
-        output_token_logprobs_idx: tail(&all.output_token_logprobs_idx, from),
-        output_top_logprobs: tail(&all.output_top_logprobs, from),
-        output_token_ids_logprobs: tail(&all.output_token_ids_logprobs, from),
-        ..prompt
     }
 }

@@ -453,18 +453,9 @@ impl Entry {
     }
 
     fn drop_known(&mut self, columns: &mut proto::RowLogprobs, known: usize) {
-        fn front<T>(list: &mut Vec<T>, count: usize) {
-            list.drain(..count.min(list.len()));
-        }
-        front(&mut columns.output_token_logprobs_val, known);
-        front(&mut columns.output_token_logprobs_idx, known);
-        front(&mut columns.output_top_logprobs, known);
-        front(&mut columns.output_token_ids_logprobs, known);
+        columns.drop_outputs(known);
         if self.has_input_logprobs {
-            columns.input_token_logprobs_val.clear();
-            columns.input_token_logprobs_idx.clear();
-            columns.input_top_logprobs.clear();
-            columns.input_token_ids_logprobs.clear();
+            columns.drop_inputs();
         }
         self.has_input_logprobs |= !columns.input_token_logprobs_idx.is_empty();
     }

@@ -7,8 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use candle_core::quantized::gguf_file::Content;
-use proto::{TokenId, Weights};
-use serde_json::Value;
+use proto::{TokenBytes, TokenId, Weights};
 
 use super::model::read_json;
 
@@ -32,28 +31,11 @@ pub(super) fn check(target: &Path, draft: &Weights) -> Result<()> {
     }
 }
 
-/// Every id with its token; nothing where there is no `tokenizer.json`.
+/// Every id with its token; nothing where there is no `tokenizer.json`, or none that says so.
 fn tokens(dir: &Path) -> Result<Option<BTreeMap<TokenId, String>>> {
     let Some(tokenizer) = read_json(&dir.join("tokenizer.json"))? else { return Ok(None) };
-    let id = |value: &Value| value.as_u64().and_then(|id| TokenId::try_from(id).ok());
-    let mut all = BTreeMap::new();
-    match &tokenizer["model"]["vocab"] {
-        Value::Object(vocab) => {
-            all.extend(vocab.iter().filter_map(|(token, value)| Some((id(value)?, token.clone()))));
-        }
-        // Unigram models list their tokens by id, each with its score.
-        Value::Array(vocab) => {
-            let named = (0..).zip(vocab).filter_map(|(id, entry)| Some((id, entry[0].as_str()?.to_owned())));
-            all.extend(named);
-        }
-        _ => {}
-    }
-    for added in tokenizer["added_tokens"].as_array().into_iter().flatten() {
-        if let (Some(id), Some(token)) = (id(&added["id"]), added["content"].as_str()) {
-            all.insert(id, token.to_owned());
-        }
-    }
-    Ok(Some(all))
+    let Ok(names) = TokenBytes::names(&tokenizer) else { return Ok(None) };
+    Ok(Some(names.into_iter().map(|(id, token)| (id, token.to_owned())).collect()))
 }
 
 /// As [`tokens`], from the metadata of a GGUF file.

@@ -49,8 +49,8 @@ impl ProcessMetrics {
         if let Some(seconds) = cpu_seconds() {
             cpu.inc_by((seconds - cpu.get()).max(0.0));
         }
-        if let Some(bytes) = resident_bytes() {
-            memory.set(bytes);
+        if let Some(bytes) = resident_bytes(std::process::id()) {
+            memory.set(bytes as f64);
         }
         dropped.inc_by(dropped_frames().saturating_sub(dropped.get()));
     }
@@ -75,9 +75,9 @@ fn cpu_seconds() -> Option<f64> {
     Some(seconds(usage.user_time()) + seconds(usage.system_time()))
 }
 
-/// Linux only; elsewhere the series stays 0.
-fn resident_bytes() -> Option<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+/// Resident memory of a process. Linux only; elsewhere nothing is known.
+pub fn resident_bytes(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    Some(kilobytes.trim().strip_suffix("kB")?.trim_end().parse::<f64>().ok()? * 1024.0)
+    Some(kilobytes.trim().strip_suffix("kB")?.trim_end().parse::<u64>().ok()? * 1024)
 }

@@ -6,7 +6,7 @@ use tests::Server;
 
 use crate::support::{check_identities, number, output_ids};
 use crate::told::{Told, acceptance};
-use crate::workers::{EAGLE, EAGLE_TREE, Worker, ask, assert_same, together, with};
+use crate::workers::{EAGLE, EAGLE_TREE, Worker, ask, assert_same, in_one_request, together, with};
 
 /// Slots that are used, cached and free.
 fn slots(server: &Server) -> (u64, u64, u64) {
@@ -42,7 +42,7 @@ pub(crate) fn small_pool(worker: Worker) {
     };
     let bodies: Vec<Value> = (0..8).map(body).collect();
     let mut retractions = 0;
-    for (body, reply) in bodies.iter().zip(together(&server, &bodies)) {
+    for (body, reply) in bodies.iter().zip(in_one_request(&server, &bodies)) {
         let what = format!("{body} for {worker:?}");
         assert_same(&reply, &plain.generate(body), &what);
         let meta = &reply["meta_info"];

@@ -187,6 +187,13 @@ pub(crate) fn together(server: &Server, bodies: &[Value]) -> Vec<Value> {
     })
 }
 
+/// All prompts in one request, which the scheduler gets in one go however busy the machine is; answers in order.
+pub(crate) fn in_one_request(server: &Server, bodies: &[Value]) -> Vec<Value> {
+    let list = |key: &str| bodies.iter().map(|body| body[key].clone()).collect::<Vec<_>>();
+    let body = json!({"input_ids": list("input_ids"), "sampling_params": list("sampling_params")});
+    server.generate(&body).as_array().expect("a list is answered by a list").clone()
+}
+
 /// Checks that two answers say the same to the client: tokens, text, end and log-probabilities.
 pub(crate) fn assert_same(drafted: &Value, plain: &Value, what: &str) {
     assert_eq!(output_ids(drafted), output_ids(plain), "{what}");

@@ -54,6 +54,11 @@ struct EagleConfig {
     norm_before_fc: Option<bool>,
 }
 
+/// Where a head's config names no layers.
+pub fn default_captured_layers(target_layers: usize) -> [usize; 3] {
+    [2, target_layers / 2, target_layers.saturating_sub(3)]
+}
+
 impl HeadConfig {
     /// The layers of the target whose inputs the head takes. The config counts outputs, one lower.
     pub fn captured_layers(&self, target_layers: usize) -> Option<Vec<usize>> {
@@ -64,7 +69,7 @@ impl HeadConfig {
         let ids = config.and_then(|config| config.eagle_aux_hidden_state_layer_ids.as_deref());
         Some(match ids {
             Some(ids) => ids.iter().map(|id| id + 1).collect(),
-            None => vec![2, target_layers / 2, target_layers.saturating_sub(3)],
+            None => default_captured_layers(target_layers).to_vec(),
         })
     }
 

@@ -14,6 +14,7 @@ use super::harvest::{Harvester, Shelf};
 use super::prompts::{ChatCodec, Prompt, PromptFile, Split};
 use crate::batch::RowParams;
 use crate::engine::model::{Features, TargetModel};
+use crate::engine::models::draft_config::default_captured_layers;
 use crate::engine::spec::SpecEngine;
 use crate::engine::{Engine, model};
 
@@ -59,7 +60,7 @@ pub(super) fn engine(config: &ServeConfig) -> Result<(Box<dyn Engine>, Shelf)> {
 
 /// The layers whose inputs EAGLE3 takes where its config names none: configs count outputs, so the first has none.
 fn default_layers(layers: usize) -> Vec<usize> {
-    let mut chosen = [2, layers / 2, layers.saturating_sub(3)].map(|layer| layer.clamp(1, layers.max(1)));
+    let mut chosen = default_captured_layers(layers).map(|layer| layer.clamp(1, layers.max(1)));
     chosen.sort_unstable();
     chosen.to_vec()
 }
