@@ -102,11 +102,6 @@ impl TrainBatch {
             labels,
         })
     }
-
-    /// The named rows of `[sequences, tokens, hidden]`.
-    pub(super) fn select(&self, states: &Tensor) -> Tensor {
-        states.reshape([-1, states.size()[2]]).index_select(0, &self.rows)
-    }
 }
 
 /// Positions of a sequence that have hidden states and a token behind them, as far as sequences go.

@@ -50,10 +50,19 @@ pub(super) fn delayed(x: &Tensor, by: i64) -> Tensor {
 }
 
 impl DenseBlock<'_> {
-    /// The residual stream behind the layer: `residual` with attention over `x`, then the MLP, added.
-    pub(super) fn forward(&self, params: &Params, x: &Tensor, residual: &Tensor, past: &mut Past) -> Tensor {
-        let mixed = linear(&self.attend(params, x, past), params, "layers.0.self_attn.o_proj");
-        let residual = residual + mixed;
+    /// The residual stream behind the layer: `residual` with attention over `x`, then the MLP, added. Only of `rows`,
+    /// the others are only attended to.
+    pub(super) fn forward(
+        &self,
+        params: &Params,
+        x: &Tensor,
+        residual: &Tensor,
+        past: &mut Past,
+        rows: &Tensor,
+    ) -> Tensor {
+        let of_rows = |x: &Tensor| x.reshape([-1, x.size()[2]]).index_select(0, rows);
+        let attended = of_rows(&self.attend(params, x, past));
+        let residual = of_rows(residual) + linear(&attended, params, "layers.0.self_attn.o_proj");
         let norm = params.get("layers.0.post_attention_layernorm.weight");
         let normed = rms_norm(&residual, norm, self.shape.norm_eps);
         let gate_up = fused(&normed, params, &GATE_UP).chunk(2, -1);

@@ -1,39 +1,33 @@
-//! Owns the parameters a training starts from: what the target already knows, and the best linear guess of its next
-//! hidden state.
+//! Owns the parameters a training starts from: what the target already knows, and what least squares can find of the
+//! rest before the first step.
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result};
+use anyhow::{Result, bail};
 use tch::{Device, Kind, Tensor};
 
 use super::corpus::{Corpus, Feature};
+use super::dense::rms_norm;
 use super::generate::hash;
+use super::least_squares::{fit, fit_with_bias, principal_rows, whitener};
 use super::net::HeadSpec;
-use super::optimizer::InputScales;
+use super::optimizer::Whiteners;
 use super::params::Params;
+use super::prompts::Split;
 use super::random;
 use super::tables::TrainTables;
-use crate::engine::hf_config::HfConfig;
 
-/// Spread of what starts near nothing, so that a new head begins as the linear guess.
+/// Spread of what starts near nothing.
 const SMALL: f64 = 1e-3;
 /// Spread of projections that have no counterpart in the target.
 const USUAL: f64 = 0.02;
-/// Positions the linear guess is fitted to.
-const FITTED: usize = 20_000;
-/// What keeps the fit finite where inputs depend on one another, relative to each one's own square.
-const RIDGE: f64 = 1e-3;
+/// Positions that least squares sees, at least as many as inputs of a projection.
+const FITTED: usize = 32_768;
+/// How much a position attends to itself at first, where attention is all that sees the token: the score it has over
+/// those far away, per frequency.
+const SELF_SCORE: f64 = 3.0;
 
-/// Steps along small inputs are not made larger than this.
-const LARGEST_SCALE: f64 = 8.0;
-
-/// A linear guess.
-struct Fit {
-    weight: Tensor,
-    bias: Tensor,
-    /// One over the size of each input.
-    input_scale: Tensor,
-}
+type Tensors = BTreeMap<String, Tensor>;
 
 /// What heads begin with.
 pub(super) struct Start<'a> {
@@ -44,48 +38,42 @@ pub(super) struct Start<'a> {
     pub seed: u64,
 }
 
+/// Positions that are drafted from, one per row.
+struct Sample {
+    /// Of the token after each.
+    embedded: Tensor,
+    features: Tensor,
+    hidden: Tensor,
+    /// The target's final hidden state one position on.
+    next: Tensor,
+}
+
 impl Start<'_> {
-    /// Parameters, and how large the inputs of some are.
-    pub(super) fn params(&self, corpus: &Corpus) -> Result<(Params, InputScales)> {
+    /// Parameters, and what whitens the inputs of their matrices.
+    pub(super) fn params(&self, corpus: &Corpus) -> Result<(Params, Whiteners)> {
         tch::no_grad(|| {
-            let mut tensors = BTreeMap::new();
+            let mut tensors = Tensors::new();
             for parameter in self.spec.parameters() {
                 let size: Vec<i64> = parameter.shape.iter().map(|&size| size as i64).collect();
                 let tensor = self.parameter(&parameter.name, &size);
                 tensors.insert(parameter.name, tensor);
             }
-            let fit = match self.spec {
-                HeadSpec::Eagle(_) => self.fit_next_hidden(corpus, Feature::Final)?,
-                HeadSpec::Eagle3(_) => self.fit_next_hidden(corpus, Feature::Layers)?,
-            };
-            let mut scales = InputScales::new();
-            if let HeadSpec::Eagle(_) = self.spec {
-                // The layer's input is what comes near the next hidden state.
-                let hidden = self.spec.shape().hidden_size as i64;
-                for name in ["q_proj", "k_proj", "v_proj"] {
-                    let name = format!("layers.0.self_attn.{name}.weight");
-                    scales.insert(name, fit.input_scale.narrow(0, hidden, hidden).copy());
-                }
+            let mut whiteners = Whiteners::new();
+            let sample = self.sample(corpus)?;
+            match self.spec {
+                HeadSpec::Eagle(_) => self.fit_eagle(&sample, &mut tensors, &mut whiteners)?,
+                HeadSpec::Eagle3(_) => self.fit_eagle3(&sample, &mut tensors, &mut whiteners)?,
             }
-            scales.insert("fc.weight".into(), fit.input_scale);
-            tensors.insert("fc.weight".into(), fit.weight);
-            if let Some(place) = tensors.get_mut("fc.bias") {
-                *place = fit.bias;
-            }
-            Ok((Params::new(tensors).trainable(), scales))
+            Ok((Params::new(tensors).trainable(), whiteners))
         })
     }
 
     fn parameter(&self, name: &str, size: &[i64]) -> Tensor {
-        // By name, so that no parameter depends on which others a head has.
-        let stream = hash(0, name.bytes().map(u64::from));
-        let random = |spread: f64| random::even(size, self.seed, stream) * spread;
-        let last = self.spec.shape();
         let from_target = |name: &str| self.target.last_layer.get(name).filter(|t| t.size() == size);
         match name {
             "norm.weight" => self.target.final_norm.to_kind(Kind::Float),
             "lm_head.weight" => self.target.head.index_select(0, self.vocabulary).to_kind(Kind::Float),
-            "layers.0.self_attn.o_proj.weight" | "layers.0.mlp.down_proj.weight" => random(SMALL),
+            "layers.0.self_attn.o_proj.weight" => self.random(name, size, SMALL),
             name if name.ends_with("norm.weight") => match from_target(own_name(name)) {
                 Some(norm) if name.contains("post_attention") => norm.to_kind(Kind::Float),
                 _ => Tensor::ones(size, (Kind::Float, Device::Cpu)),
@@ -93,25 +81,123 @@ impl Start<'_> {
             name if name.ends_with("bias") => Tensor::zeros(size, (Kind::Float, Device::Cpu)),
             name if name.contains("mlp.") => match from_target(own_name(name)) {
                 Some(weight) => weight.to_kind(Kind::Float),
-                None => random(USUAL),
+                None => self.random(name, size, USUAL),
             },
-            _ => random(1.0 / (fan_in(size, last) as f64).sqrt()),
+            _ => self.random(name, size, 1.0 / (size[size.len() - 1] as f64).sqrt()),
         }
     }
 
-    /// The matrix and bias that come nearest to the target's next hidden state. For EAGLE from the next token's
-    /// embedding and this position's hidden state; for EAGLE3 from the captured layers alone, up to the final
-    /// norm's weights.
-    fn fit_next_hidden(&self, corpus: &Corpus, feature: Feature) -> Result<Fit> {
-        let hidden_size = self.spec.shape().hidden_size as i64;
-        let inputs = corpus.width(feature) as i64 + if feature == Feature::Final { hidden_size } else { 0 };
-        let options = (Kind::Double, Device::Cpu);
-        let mut square = Tensor::zeros([inputs + 1, inputs + 1], options);
-        let mut cross = Tensor::zeros([inputs + 1, hidden_size], options);
-        let mut fitted = 0;
-        for (index, sequence) in corpus.sequences().iter().enumerate() {
+    fn random(&self, name: &str, size: &[i64], spread: f64) -> Tensor {
+        // By name, so that no parameter depends on which others a head has.
+        random::even(size, self.seed, hash(0, name.bytes().map(u64::from))) * spread
+    }
+
+    /// The layer's input is the best linear guess of the next hidden state, which attention adds nothing to at first.
+    fn fit_eagle(&self, sample: &Sample, tensors: &mut Tensors, whiteners: &mut Whiteners) -> Result<()> {
+        let x = Tensor::cat(&[&sample.embedded, &sample.features], 1);
+        let (weight, bias) = fit_with_bias(&x, &sample.next)?;
+        let guess = x.linear(&weight, Some(&bias));
+        whiteners.insert("fc.weight".into(), whitener(&x)?);
+        tensors.insert("fc.weight".into(), weight);
+        tensors.insert("fc.bias".into(), bias);
+        let white = whitener(&guess)?;
+        for name in ["q_proj", "k_proj", "v_proj"] {
+            let name = format!("layers.0.self_attn.{name}.weight");
+            let weight = tensors[&name].matmul(&white);
+            tensors.insert(name.clone(), weight);
+            whiteners.insert(name, white.shallow_clone());
+        }
+        self.fit_mlp(&guess, &sample.next, tensors, whiteners)
+    }
+
+    /// The residual is this position's final hidden state before its norm, as far as the captured layers tell; that
+    /// of the next is guessed from it and the token by attention, which each position pays to itself.
+    fn fit_eagle3(&self, sample: &Sample, tensors: &mut Tensors, whiteners: &mut Whiteners) -> Result<()> {
+        let eps = self.spec.shape().norm_eps;
+        let norm = self.target.final_norm.to_kind(Kind::Float);
+        let before_norm = |hidden: &Tensor| hidden / &norm;
+        let weight = fit(&sample.features, &before_norm(&sample.hidden))?;
+        let residual = sample.features.linear(&weight, None::<Tensor>);
+        whiteners.insert("fc.weight".into(), whitener(&sample.features)?);
+        tensors.insert("fc.weight".into(), weight);
+        let normed = |x: &Tensor, name: &str| rms_norm(x, &tensors[name], eps);
+        let x = Tensor::cat(
+            &[
+                normed(&sample.embedded, "layers.0.input_layernorm.weight"),
+                normed(&residual, "layers.0.hidden_norm.weight"),
+            ],
+            1,
+        );
+        let wanted = before_norm(&sample.next);
+        let mixed = self.fit_attention(&x, &(&wanted - &residual), tensors, whiteners)?;
+        self.fit_mlp(&(residual + mixed), &wanted, tensors, whiteners)
+    }
+
+    /// Values and output as the best linear map of as many ranks as there are values. Gives what they add.
+    fn fit_attention(
+        &self,
+        x: &Tensor,
+        wanted: &Tensor,
+        tensors: &mut Tensors,
+        whiteners: &mut Whiteners,
+    ) -> Result<Tensor> {
+        let shape = self.spec.shape();
+        let (heads, kv_heads, head_dim) = (shape.heads as i64, shape.kv_heads as i64, shape.head_dim as i64);
+        let map = fit(x, wanted)?;
+        let guess = x.matmul(&map.tr());
+        let rank = (kv_heads * head_dim).min(wanted.size()[1]);
+        let rows = principal_rows(&guess, rank)?;
+        let values = rows.matmul(&map).constant_pad_nd([0, 0, 0, kv_heads * head_dim - rank]);
+        // Every query head of a key head carries its share.
+        let group = heads / kv_heads;
+        let back = rows.constant_pad_nd([0, 0, 0, kv_heads * head_dim - rank]) / group as f64;
+        let back = back.view([kv_heads, 1, head_dim, -1]).expand([-1, group, -1, -1], false);
+        let back = back.reshape([heads * head_dim, -1]).tr().contiguous();
+        let white = whitener(x)?;
+        let one = fit(x, &Tensor::ones([x.size()[0], 1], (Kind::Float, Device::Cpu)))?;
+        for name in ["q_proj", "k_proj"] {
+            let name = format!("layers.0.self_attn.{name}.weight");
+            let rest = tensors[&name].matmul(&white);
+            tensors.insert(name, attending_to_self(&rest, &one, head_dim));
+        }
+        tensors.insert("layers.0.self_attn.v_proj.weight".into(), values);
+        tensors.insert("layers.0.self_attn.o_proj.weight".into(), back);
+        for name in ["q_proj", "k_proj", "v_proj"] {
+            whiteners.insert(format!("layers.0.self_attn.{name}.weight"), white.shallow_clone());
+        }
+        Ok(guess.matmul(&rows.tr()).matmul(&rows))
+    }
+
+    /// What the target's own gate finds in the guess, mapped to what the guess lacks.
+    fn fit_mlp(
+        &self,
+        guess: &Tensor,
+        wanted: &Tensor,
+        tensors: &mut Tensors,
+        whiteners: &mut Whiteners,
+    ) -> Result<()> {
+        let norm = &tensors["layers.0.post_attention_layernorm.weight"];
+        let normed = rms_norm(guess, norm, self.spec.shape().norm_eps);
+        let through = |name: &str| normed.matmul(&tensors[&format!("layers.0.mlp.{name}.weight")].tr());
+        let found = through("gate_proj").silu() * through("up_proj");
+        let white = whitener(&normed)?;
+        whiteners.insert("layers.0.mlp.gate_proj.weight".into(), white.shallow_clone());
+        whiteners.insert("layers.0.mlp.up_proj.weight".into(), white);
+        whiteners.insert("layers.0.mlp.down_proj.weight".into(), whitener(&found)?);
+        tensors.insert("layers.0.mlp.down_proj.weight".into(), fit(&found, &(wanted - guess))?);
+        Ok(())
+    }
+
+    /// Of conversations that are trained on, from all over the corpus.
+    fn sample(&self, corpus: &Corpus) -> Result<Sample> {
+        let feature = self.spec.feature();
+        let sequences = || corpus.sequences().iter().enumerate().filter(|(_, s)| s.split == Split::Train);
+        let all: usize = sequences().map(|(_, sequence)| sequence.rows()).sum();
+        let every = (all / FITTED).max(1);
+        let mut parts: [Vec<Tensor>; 4] = Default::default();
+        for (index, sequence) in sequences().step_by(every) {
             let positions = sequence.rows();
-            if positions < 2 || fitted >= FITTED {
+            if positions < 2 {
                 continue;
             }
             let rows = positions as i64 - 1;
@@ -120,45 +206,38 @@ impl Start<'_> {
                 let size = [positions as i64, corpus.width(feature) as i64];
                 Ok(Tensor::from_data_size(&bytes, &size, Kind::BFloat16).to_kind(Kind::Float))
             };
-            let last = read(Feature::Final)?;
-            let (x, y) = match feature {
-                Feature::Final => {
-                    let ids: Vec<i64> =
-                        sequence.tokens[1..positions].iter().map(|&id| i64::from(id)).collect();
-                    let embedded = self.target.embedding.index_select(0, &Tensor::from_slice(&ids));
-                    let embedded = embedded.to_kind(Kind::Float);
-                    (Tensor::cat(&[&embedded, &last.narrow(0, 0, rows)], 1), last.narrow(0, 1, rows))
-                }
-                Feature::Layers => {
-                    let norm = self.target.final_norm.to_kind(Kind::Float);
-                    (read(feature)?.narrow(0, 0, rows), last.narrow(0, 1, rows) / norm)
-                }
-            };
-            let x = x.constant_pad_nd([0, 1]).to_kind(Kind::Double);
-            // What comes back is an alias: the column of the bias.
-            let _ = x.narrow(1, inputs, 1).fill_(1.0);
-            square += x.tr().matmul(&x);
-            cross += x.tr().matmul(&y.to_kind(Kind::Double));
-            fitted += positions - 1;
+            let hidden = read(Feature::Final)?;
+            let ids: Vec<i64> = sequence.tokens[1..positions].iter().map(|&id| i64::from(id)).collect();
+            let embedded = self.target.embedding.index_select(0, &Tensor::from_slice(&ids));
+            parts[0].push(embedded.to_kind(Kind::Float));
+            parts[1].push(read(feature)?.narrow(0, 0, rows));
+            parts[2].push(hidden.narrow(0, 0, rows));
+            parts[3].push(hidden.narrow(0, 1, rows));
         }
-        // Per input: embeddings are far smaller than hidden states, some of which are far larger than the rest.
-        let squares = square.diagonal(0, 0, 1).copy();
-        square += (&squares * RIDGE).diag(0);
-        let solution =
-            Tensor::f_linalg_solve(&square, &cross, true).context("fitting the next hidden state")?;
-        let solution = solution.to_kind(Kind::Float);
-        let weight = solution.narrow(0, 0, inputs).tr().contiguous();
-        let size = (squares.narrow(0, 0, inputs) / fitted.max(1) as f64).sqrt().to_kind(Kind::Float);
-        let input_scale = size.clamp_min(1.0 / LARGEST_SCALE).reciprocal();
-        Ok(Fit { weight, bias: solution.get(inputs).contiguous(), input_scale })
+        if parts[0].is_empty() {
+            bail!("the corpus has no conversation to train on");
+        }
+        let [embedded, features, hidden, next] = parts.map(|part| Tensor::cat(&part, 0));
+        Ok(Sample { embedded, features, hidden, next })
     }
+}
+
+/// Queries or keys that are the same for all tokens in the fastest rotating dimensions, so that the product of two is
+/// largest where they stand at one position. `one` maps any input to about 1; `rest` fills the other dimensions.
+fn attending_to_self(rest: &Tensor, one: &Tensor, head_dim: i64) -> Tensor {
+    let frequencies = (head_dim / 16).max(2).min(head_dim / 2);
+    let size = (SELF_SCORE * (head_dim as f64).sqrt()).sqrt();
+    let heads = rest.size()[0] / head_dim;
+    let rest = rest.view([heads, head_dim, -1]);
+    let pair = |from: i64, value: f64| {
+        let fill = one.unsqueeze(0).expand([heads, frequencies, -1], false) * value;
+        Tensor::cat(&[fill, rest.narrow(1, from + frequencies, head_dim / 2 - frequencies)], 1)
+    };
+    // A dimension turns with the one half a head further on.
+    Tensor::cat(&[pair(0, size), pair(head_dim / 2, 0.0)], 1).view([heads * head_dim, -1])
 }
 
 /// A parameter's name inside its layer.
 fn own_name(name: &str) -> &str {
     name.strip_prefix("layers.0.").unwrap_or(name)
-}
-
-fn fan_in(size: &[i64], shape: &HfConfig) -> i64 {
-    size.last().copied().unwrap_or(shape.hidden_size as i64)
 }

@@ -11,14 +11,6 @@ const ROWS: i64 = 256;
 /// The target is trusted a little more than it trusts itself: acceptance asks for its first choice.
 const TEMPERATURE: f64 = 0.85;
 
-/// The tables that logits are made with, one row per token looked at, in the same order.
-pub(super) struct HeadTables<'a> {
-    pub target: &'a Tensor,
-    pub draft: &'a Tensor,
-    /// Whether the draft's is trained.
-    pub trains: bool,
-}
-
 /// The rows of one training step.
 pub(super) struct LossRows<'a> {
     /// The target's hidden states of the positions that are drafted for, `[rows, hidden]`.
@@ -38,23 +30,21 @@ pub(super) struct HeadLoss {
     pub agreement: Vec<f64>,
     /// Per draft step: with respect to the rows of `drafts`.
     pub gradients: Vec<Tensor>,
-    /// With respect to the draft's table, where it is trained.
-    pub table_gradient: Option<Tensor>,
 }
 
-/// The loss of all rows. Rows of weight 0 add nothing.
-pub(super) fn head_loss(tables: &HeadTables<'_>, rows: &LossRows<'_>) -> HeadLoss {
+/// The loss of all rows, with `table`'s row per token looked at for both the target and the draft. Rows of weight 0
+/// add nothing.
+pub(super) fn head_loss(table: &Tensor, rows: &LossRows<'_>) -> HeadLoss {
     let count = rows.target.size()[0];
     let steps = rows.drafts.len();
     let mut loss =
         HeadLoss { cross_entropy: vec![0.0; steps], agreement: vec![0.0; steps], ..HeadLoss::default() };
     let mut gradients: Vec<Vec<Tensor>> = (0..steps).map(|_| Vec::new()).collect();
-    let mut table_gradient = tables.trains.then(|| tables.draft.zeros_like().to_kind(Kind::Float));
-    let transposed = tables.draft.tr();
+    let transposed = table.tr();
     let mut from = 0;
     while from < count {
         let len = ROWS.min(count - from);
-        let target = rows.target.narrow(0, from, len).matmul(&tables.target.tr()).to_kind(Kind::Float);
+        let target = rows.target.narrow(0, from, len).matmul(&transposed).to_kind(Kind::Float);
         let choice = target.argmax(-1, true);
         let target = (target / TEMPERATURE).softmax(-1, Kind::Float);
         for (step, drafts) in rows.drafts.iter().enumerate() {
@@ -67,15 +57,11 @@ pub(super) fn head_loss(tables: &HeadTables<'_>, rows: &LossRows<'_>) -> HeadLos
             let dots = (&target * &log_draft).sum_dim_intlist(-1, true, Kind::Float);
             loss.cross_entropy[step] -= sum(&(dots * &weight));
             let difference = ((log_draft.exp() - &target) * weight).to_kind(draft.kind());
-            gradients[step].push(difference.matmul(tables.draft));
-            if let Some(table) = &mut table_gradient {
-                *table += difference.tr().matmul(&draft).to_kind(Kind::Float);
-            }
+            gradients[step].push(difference.matmul(table));
         }
         from += len;
     }
     loss.gradients = gradients.iter().map(|parts| Tensor::cat(parts, 0)).collect();
-    loss.table_gradient = table_gradient;
     loss
 }
 
@@ -94,12 +80,11 @@ mod tests {
     fn gradients_are_those_of_the_loss() {
         tch::manual_seed(1);
         let random = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu));
-        let (target_table, hidden) = (random(&[11, 6]), random(&[300, 6]));
-        let table = random(&[11, 6]).set_requires_grad(true);
+        let (table, hidden) = (random(&[11, 6]), random(&[300, 6]));
         let drafts: Vec<Tensor> = (0..2).map(|_| random(&[300, 6]).set_requires_grad(true)).collect();
         let weights = random(&[2, 300]).abs();
         let mut total = Tensor::zeros([], (Kind::Float, Device::Cpu));
-        let target = (hidden.matmul(&target_table.tr()) / TEMPERATURE).softmax(-1, Kind::Float);
+        let target = (hidden.matmul(&table.tr()) / TEMPERATURE).softmax(-1, Kind::Float);
         for (step, draft) in drafts.iter().enumerate() {
             let log = draft.matmul(&table.tr()).log_softmax(-1, Kind::Float);
             let rows = -(&target * log).sum_dim_intlist(-1, false, Kind::Float);
@@ -107,14 +92,12 @@ mod tests {
         }
         total.backward();
         let loss = tch::no_grad(|| {
-            let tables = HeadTables { target: &target_table, draft: &table, trains: true };
-            head_loss(&tables, &LossRows { target: &hidden, drafts: &drafts, weights: &weights })
+            head_loss(&table, &LossRows { target: &hidden, drafts: &drafts, weights: &weights })
         });
         let close = |a: &Tensor, b: &Tensor| a.allclose(b, 1e-4, 1e-4, false);
         for (draft, gradient) in drafts.iter().zip(&loss.gradients) {
             assert!(close(&draft.grad(), gradient));
         }
-        assert!(close(&table.grad(), &loss.table_gradient.unwrap()));
         let sum: f64 = loss.cross_entropy.iter().sum();
         assert!((sum - total.double_value(&[])).abs() < 1e-2 * sum.abs());
     }

@@ -2,9 +2,9 @@
 //!
 //! Layers, bottom up: `args` (what was typed), `model_files` (the target as a configuration), `prompts` (messages to
 //! ids), `batcher` (many conversations through one engine); `harvest` and `corpus` (hidden states, as they are made
-//! and on disk), `generate` (stage 1); `random`, `tables`, `vocabulary`, `params`, `init` (what is trained and against what),
-//! `dense`, `net` (the differentiable forward), `batches`, `loss`, `optimizer`, `schedule` (a step), `state`,
-//! `history`, `trainer` (stage 2); `checkpoint`; `evaluate` (stage 3), `plot`, `card`.
+//! and on disk), `generate` (stage 1); `random`, `tables`, `vocabulary`, `params`,
+//! `least_squares`, `init` (what is trained and against what), `dense`, `net` (the differentiable forward), `batches`,
+//! `loss`, `optimizer`, `schedule` (a step), `state`, `history`, `trainer` (stage 2); `checkpoint`; `evaluate` (stage 3), `plot`, `card`.
 
 mod args;
 mod batcher;
@@ -18,6 +18,7 @@ mod generate;
 mod harvest;
 mod history;
 mod init;
+mod least_squares;
 mod loss;
 mod model_files;
 mod net;
@@ -49,7 +50,7 @@ use self::history::History;
 use self::init::Start;
 use self::model_files::TargetFiles;
 use self::net::{HeadNet, HeadSpec};
-use self::optimizer::AdamW;
+use self::optimizer::Optimizer;
 use self::prompts::{ChatCodec, PromptFile};
 use self::state::{Recipe, TrainState};
 use self::tables::TrainTables;
@@ -113,8 +114,8 @@ impl<'a> Training<'a> {
             vocabulary: &Tensor::from_slice(&ids),
             seed: args.seed,
         };
-        let (params, scales) = start.params(&training.corpus)?;
-        let optimizer = AdamW::new(&params, scales);
+        let (params, whiteners) = start.params(&training.corpus)?;
+        let optimizer = Optimizer::new(&params, whiteners, HeadNet::compute_kind());
         let recipe = recipe(args, training.corpus.sequences().len());
         training.state = Some(TrainState { recipe, steps: 0, params, optimizer });
         Ok(training)

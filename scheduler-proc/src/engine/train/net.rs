@@ -3,6 +3,7 @@
 use proto::Dtype;
 use tch::{Device, Kind, Tensor};
 
+use super::corpus::Feature;
 use super::dense::{DenseBlock, Past, delayed, linear, rms_norm};
 use super::params::Params;
 use crate::engine::hf_config::HfConfig;
@@ -24,6 +25,14 @@ impl HeadSpec {
         match self {
             Self::Eagle(spec) => &spec.block().shape,
             Self::Eagle3(spec) => &spec.block().shape,
+        }
+    }
+
+    /// What of the target the head takes.
+    pub(super) fn feature(&self) -> Feature {
+        match self {
+            Self::Eagle(_) => Feature::Final,
+            Self::Eagle3(_) => Feature::Layers,
         }
     }
 
@@ -56,36 +65,47 @@ impl HeadNet {
         &self.spec
     }
 
-    /// All draft steps, each on the states of the one before it: what the head leaves, `[sequences, tokens, hidden]`
-    /// per step. Row `t` of `embedded` is the token after position `t`, row `t` of `features` what the target left
-    /// at `t`.
+    /// All draft steps, each on the states of the one before it: what the head leaves at `rows` of
+    /// `sequences * tokens`, `[rows, hidden]` per step. Row `t` of `embedded` is the token after position `t`, row `t`
+    /// of `features` what the target left at `t`.
     pub(super) fn unroll(
         &self,
         params: &Params,
         embedded: &Tensor,
         features: &Tensor,
+        rows: &Tensor,
         steps: usize,
     ) -> Vec<Tensor> {
         let mut past = Past::default();
         let mut states: Vec<Tensor> = Vec::with_capacity(steps);
         for _ in 0..steps {
             let state = match states.last() {
-                None => self.step(params, embedded, Inherited::Target(features), &mut past),
-                Some(last) => self.step(params, embedded, Inherited::Own(&delayed(last, 1)), &mut past),
+                None => self.step(params, embedded, Inherited::Target(features), &mut past, rows),
+                Some(last) => {
+                    let whole = delayed(&spread(last, rows, &embedded.size()), 1);
+                    self.step(params, embedded, Inherited::Own(&whole), &mut past, rows)
+                }
             };
             states.push(state);
         }
         states
     }
 
-    fn step(&self, params: &Params, embedded: &Tensor, inherited: Inherited<'_>, past: &mut Past) -> Tensor {
+    fn step(
+        &self,
+        params: &Params,
+        embedded: &Tensor,
+        inherited: Inherited<'_>,
+        past: &mut Past,
+        rows: &Tensor,
+    ) -> Tensor {
         let shape = self.spec.shape();
         let block = DenseBlock { shape, tables: &self.tables };
         match &self.spec {
             HeadSpec::Eagle(_) => {
                 let (Inherited::Target(hidden) | Inherited::Own(hidden)) = inherited;
                 let x = linear(&Tensor::cat(&[embedded, hidden], -1), params, "fc");
-                block.forward(params, &x, &x, past)
+                block.forward(params, &x, &x, past, rows)
             }
             HeadSpec::Eagle3(_) => {
                 let residual = match inherited {
@@ -100,7 +120,7 @@ impl HeadNet {
                     ],
                     -1,
                 );
-                block.forward(params, &x, &residual, past)
+                block.forward(params, &x, &residual, past, rows)
             }
         }
     }
@@ -119,6 +139,12 @@ impl HeadNet {
     pub(super) fn compute_kind() -> Kind {
         if Dtype::Bfloat16.is_computed_by_this_cpu() { Kind::BFloat16 } else { Kind::Float }
     }
+}
+
+/// Rows at their places in `[sequences, tokens, ..]`, zeros elsewhere.
+fn spread(states: &Tensor, rows: &Tensor, size: &[i64]) -> Tensor {
+    let whole = Tensor::zeros([size[0] * size[1], states.size()[1]], (states.kind(), states.device()));
+    whole.index_copy(0, rows, states).view([size[0], size[1], -1])
 }
 
 #[cfg(test)]

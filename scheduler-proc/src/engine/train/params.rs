@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 
 use tch::{Kind, Tensor};
 
+/// The rows of the target's table of logits that a draft's own vocabulary needs, where it has one.
+pub(super) const TABLE: &str = "lm_head.weight";
+
 /// Parameters by name: the trained ones in float32, or a copy in the type a pass computes in.
 #[derive(Debug)]
 pub(super) struct Params {
@@ -21,10 +24,11 @@ impl Params {
         Self { tensors: self.tensors.iter().map(cast).collect() }
     }
 
-    /// Copies in float32 that gradients are collected in.
+    /// Copies in float32 that gradients are collected in; not in a table of logits, which stays the target's.
     pub(super) fn trainable(&self) -> Self {
         let leaf = |(name, tensor): (&String, &Tensor)| {
-            (name.clone(), tensor.detach().to_kind(Kind::Float).copy().set_requires_grad(true))
+            let copy = tensor.detach().to_kind(Kind::Float).copy();
+            (name.clone(), copy.set_requires_grad(name != TABLE))
         };
         Self { tensors: self.tensors.iter().map(leaf).collect() }
     }

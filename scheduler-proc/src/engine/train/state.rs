@@ -10,7 +10,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
-use super::optimizer::AdamW;
+use super::optimizer::{Moments, Optimizer};
 use super::params::Params;
 
 /// What a training is: one that goes on must be the same.
@@ -42,10 +42,10 @@ pub(super) struct TrainState {
     pub recipe: Recipe,
     pub steps: u64,
     pub params: Params,
-    pub optimizer: AdamW,
+    pub optimizer: Optimizer,
 }
 
-const PARTS: [&str; 4] = ["params", "first", "second", "scale"];
+const PARTS: [&str; 4] = ["params", "first", "second", "whitener"];
 const PROGRESS: &str = "progress";
 
 impl TrainState {
@@ -54,12 +54,13 @@ impl TrainState {
         for (name, tensor) in self.params.iter() {
             named.push((format!("{}/{name}", PARTS[0]), tensor));
         }
-        for (name, (first, second)) in self.optimizer.moments() {
-            named.push((format!("{}/{name}", PARTS[1]), first));
-            named.push((format!("{}/{name}", PARTS[2]), second));
+        for (name, moments) in self.optimizer.moments() {
+            named.push((format!("{}/{name}", PARTS[1]), &moments.first));
+            let second = moments.second.iter();
+            named.extend(second.map(|second| (format!("{}/{name}", PARTS[2]), second)));
         }
-        for (name, scale) in self.optimizer.scales() {
-            named.push((format!("{}/{name}", PARTS[3]), scale));
+        for (name, whitener) in self.optimizer.whiteners() {
+            named.push((format!("{}/{name}", PARTS[3]), whitener));
         }
         let progress =
             Progress { recipe: self.recipe.clone(), steps: self.steps, updates: self.optimizer.steps() };
@@ -67,7 +68,8 @@ impl TrainState {
         write_tensors(path, named, Some(metadata))
     }
 
-    pub(super) fn load(path: &Path) -> Result<Self> {
+    /// `kind` is the type steps are computed in.
+    pub(super) fn load(path: &Path, kind: Kind) -> Result<Self> {
         let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         let shown = || format!("{} is no training state", path.display());
         let (_, header) = SafeTensors::read_metadata(&bytes).with_context(shown)?;
@@ -84,17 +86,17 @@ impl TrainState {
             let tensor = Tensor::f_from_data_size(view.data(), &size, Kind::Float)?;
             parts[part].insert(name.to_owned(), tensor);
         }
-        let [params, first, mut second, scales] = parts;
-        let pair = |(name, first): (String, Tensor)| -> Result<(String, (Tensor, Tensor))> {
-            let second = second.remove(&name).with_context(|| format!("no second moment of {name}"))?;
-            Ok((name, (first, second)))
-        };
-        let moments = first.into_iter().map(pair).collect::<Result<_>>()?;
+        let [params, first, mut second, whiteners] = parts;
+        let moments = first.into_iter().map(|(name, first)| {
+            let second = second.remove(&name);
+            (name, Moments { first, second })
+        });
+        let moments = moments.collect();
         Ok(Self {
             recipe: progress.recipe,
             steps: progress.steps,
             params: Params::new(params).trainable(),
-            optimizer: AdamW::restore(moments, scales, progress.updates),
+            optimizer: Optimizer::restore(moments, whiteners, progress.updates, kind),
         })
     }
 }
@@ -142,11 +144,15 @@ mod tests {
     fn a_state_is_what_was_saved() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state.safetensors");
-        let weight = Tensor::randn([3, 4], (Kind::Float, Device::Cpu));
-        let params = Params::new(BTreeMap::from([("fc.weight".to_owned(), weight)])).trainable();
-        let scales = BTreeMap::from([("fc.weight".to_owned(), Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0]))]);
-        let mut optimizer = AdamW::new(&params, scales);
-        (params.get("fc.weight").square().sum(Kind::Float)).backward();
+        let random = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu));
+        let tensors =
+            BTreeMap::from([("fc.bias".to_owned(), random(&[3])), ("fc.weight".to_owned(), random(&[3, 4]))]);
+        let params = Params::new(tensors).trainable();
+        let whiteners = BTreeMap::from([("fc.weight".to_owned(), random(&[4, 4]))]);
+        let mut optimizer = Optimizer::new(&params, whiteners, Kind::Float);
+        for (_, tensor) in params.iter() {
+            tensor.square().sum(Kind::Float).backward();
+        }
         optimizer.step(&params, 0.1);
         let recipe = Recipe {
             algorithm: "EAGLE".into(),
@@ -161,17 +167,19 @@ mod tests {
         };
         let state = TrainState { recipe, steps: 9, params, optimizer };
         state.save(&path).unwrap();
-        let loaded = TrainState::load(&path).unwrap();
+        let loaded = TrainState::load(&path, Kind::Float).unwrap();
         assert_eq!(loaded.recipe, state.recipe);
         assert_eq!((loaded.steps, loaded.optimizer.steps()), (9, 1));
-        assert!(loaded.params.get("fc.weight").equal(state.params.get("fc.weight")));
-        let scale = |state: &TrainState| state.optimizer.scales()["fc.weight"].copy();
-        assert!(scale(&loaded).equal(&scale(&state)));
-        let moments = |optimizer: &AdamW| {
-            let (_, (first, second)) = optimizer.moments().next().unwrap();
-            (first.copy(), second.copy())
-        };
-        let (loaded, saved) = (moments(&loaded.optimizer), moments(&state.optimizer));
-        assert!(loaded.0.equal(&saved.0) && loaded.1.equal(&saved.1));
+        for (name, tensor) in state.params.iter() {
+            assert!(loaded.params.get(name).equal(tensor));
+        }
+        let whitener = |state: &TrainState| state.optimizer.whiteners()["fc.weight"].copy();
+        assert!(whitener(&loaded).equal(&whitener(&state)));
+        for ((name, loaded), (_, saved)) in loaded.optimizer.moments().zip(state.optimizer.moments()) {
+            assert!(loaded.first.equal(&saved.first));
+            assert_eq!(loaded.second.is_some(), name == "fc.bias");
+            let (loaded, saved) = (loaded.second.iter(), saved.second.iter());
+            assert!(loaded.zip(saved).all(|(loaded, saved)| loaded.equal(saved)));
+        }
     }
 }

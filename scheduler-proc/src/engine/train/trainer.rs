@@ -9,12 +9,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tch::{Device, Kind, Reduction, Tensor};
 
 use super::batches::{self, BatchShape, TrainBatch};
-use super::corpus::{Corpus, Feature};
+use super::corpus::Corpus;
 use super::generate::hash;
 use super::history::{Entry, History};
-use super::loss::{HeadLoss, HeadTables, LossRows, head_loss};
-use super::net::{HeadNet, HeadSpec};
-use super::params::Params;
+use super::loss::{HeadLoss, LossRows, head_loss};
+use super::net::HeadNet;
+use super::params::{Params, TABLE};
 use super::prompts::Split;
 use super::random;
 use super::schedule;
@@ -30,7 +30,7 @@ const RECORD_STEPS: u64 = 20;
 const HELDOUT_STEPS: u64 = 200;
 /// How much less each further draft step counts.
 const STEP_DECAY: f64 = 0.85;
-/// Weight of the distance between a state and the target's, for heads whose states go through the target's head.
+/// Weight of the distance between a head's hidden state and the target's.
 const DISTANCE_WEIGHT: f64 = 0.1;
 /// Noise on the target's hidden states, relative to a row's root mean square: the head will run on its own, which
 /// are never quite right.
@@ -106,10 +106,7 @@ impl Trainer<'_> {
     }
 
     fn batch(&self, indices: &[usize]) -> Result<TrainBatch> {
-        let feature = match self.net.spec() {
-            HeadSpec::Eagle(_) => Feature::Final,
-            HeadSpec::Eagle3(_) => Feature::Layers,
-        };
+        let feature = self.net.spec().feature();
         let recipe = &self.state.recipe;
         let shape = BatchShape { feature, seq_len: recipe.seq_len, steps: recipe.unroll, kind: self.kind };
         TrainBatch::load(self.corpus, indices, &shape)
@@ -143,67 +140,53 @@ impl Trainer<'_> {
         let size = batch.next_tokens.size();
         let embedded = self.tables.embedding.index_select(0, &batch.next_tokens.view([-1]));
         let embedded = embedded.to_kind(self.kind).view([size[0], size[1], -1]);
-        let states = self.net.unroll(params, &embedded, &batch.features, steps);
-        let states: Vec<Tensor> = states.iter().map(|state| batch.select(state)).collect();
+        let states = self.net.unroll(params, &embedded, &batch.features, &batch.rows, steps);
         let drafts: Vec<Tensor> = states.iter().map(|state| self.net.before_logits(params, state)).collect();
 
-        let own_table = params.find("lm_head.weight");
-        let look = self.vocabulary.look(&batch.labels, own_table.is_some(), seed);
+        let closed = params.find(TABLE).is_some();
+        let look = self.vocabulary.look(&batch.labels, closed, seed);
         let counts = &batch.counts * look.known.unsqueeze(0);
         let weight = counts.sum_dim_intlist(1, true, Kind::Float).clamp_min(1.0);
         let decay: Vec<f32> = (0..steps).map(|step| STEP_DECAY.powi(step as i32) as f32).collect();
         let shares = &counts / weight;
         let head = tch::no_grad(|| {
             let table = self.tables.head.index_select(0, &look.ids).to_kind(self.kind);
-            let tables = HeadTables {
-                target: &table,
-                draft: own_table.unwrap_or(&table),
-                trains: own_table.is_some(),
-            };
             let weights = &shares * Tensor::from_slice(&decay).unsqueeze(1);
             let drafts: Vec<Tensor> = drafts.iter().map(Tensor::detach).collect();
-            head_loss(&tables, &LossRows { target: &batch.targets, drafts: &drafts, weights: &weights })
+            head_loss(&table, &LossRows { target: &batch.targets, drafts: &drafts, weights: &weights })
         });
-        let mut total = surrogate(&head, &drafts, own_table);
-        let distance = self.distance(&states, batch, &shares);
-        if let Some(distance) = &distance {
-            total += distance * DISTANCE_WEIGHT;
-        }
+        let distance = distance(&drafts, batch, &shares);
+        let total = surrogate(&head, &drafts) + &distance * DISTANCE_WEIGHT;
         let rows: Vec<f64> = (0..steps).map(|step| f64::from(decay[step])).collect();
         let per_row = |sums: &[f64]| sums.iter().zip(&rows).map(|(sum, decay)| sum / decay).collect();
         let seen = Seen {
             cross_entropy: per_row(&head.cross_entropy),
             agreement: per_row(&head.agreement),
             weight: vec![1.0; steps],
-            distance: distance.map_or(0.0, |distance| distance.double_value(&[])),
+            distance: distance.double_value(&[]),
             gradient: 0.0,
             batches: 1.0,
         };
         (seen, total)
     }
+}
 
-    /// Mean distance of all steps' states from the target's, where the head is trained to be near.
-    fn distance(&self, states: &[Tensor], batch: &TrainBatch, shares: &Tensor) -> Option<Tensor> {
-        let HeadSpec::Eagle(_) = self.net.spec() else { return None };
-        let target = batch.targets.to_kind(Kind::Float);
-        let of_step = |(step, state): (usize, &Tensor)| {
-            let distance = state.to_kind(Kind::Float).smooth_l1_loss(&target, Reduction::None, 1.0);
-            (distance.mean_dim(-1, false, Kind::Float) * shares.get(step as i64)).sum(Kind::Float)
-        };
-        let steps = states.len() as f64;
-        let sum: Tensor = states.iter().enumerate().map(of_step).sum();
-        Some(sum / steps)
-    }
+/// Mean distance of what all steps say from what the target does, both before the table of logits.
+fn distance(drafts: &[Tensor], batch: &TrainBatch, shares: &Tensor) -> Tensor {
+    let target = batch.targets.to_kind(Kind::Float);
+    let of_step = |(step, draft): (usize, &Tensor)| {
+        let distance = draft.to_kind(Kind::Float).smooth_l1_loss(&target, Reduction::None, 1.0);
+        (distance.mean_dim(-1, false, Kind::Float) * shares.get(step as i64)).sum(Kind::Float)
+    };
+    let sum: Tensor = drafts.iter().enumerate().map(of_step).sum();
+    sum / drafts.len() as f64
 }
 
 /// Dot products with the gradients that were computed directly.
-fn surrogate(head: &HeadLoss, drafts: &[Tensor], table: Option<&Tensor>) -> Tensor {
+fn surrogate(head: &HeadLoss, drafts: &[Tensor]) -> Tensor {
     let mut total = Tensor::zeros([], (Kind::Float, Device::Cpu));
     for (draft, gradient) in drafts.iter().zip(&head.gradients) {
         total += (draft.to_kind(Kind::Float) * gradient.to_kind(Kind::Float)).sum(Kind::Float);
-    }
-    if let (Some(table), Some(gradient)) = (table, &head.table_gradient) {
-        total += (table.to_kind(Kind::Float) * gradient).sum(Kind::Float);
     }
     total
 }
@@ -265,7 +248,7 @@ fn announce(bar: &ProgressBar, entry: &Entry) {
 
 /// Reads the state to go on from, which must be of the same training.
 pub(super) fn resumed(path: &std::path::Path, recipe: &super::state::Recipe) -> Result<TrainState> {
-    let state = TrainState::load(path).context("resuming")?;
+    let state = TrainState::load(path, HeadNet::compute_kind()).context("resuming")?;
     let same = super::state::Recipe { sequences: state.recipe.sequences, ..recipe.clone() };
     if state.recipe != same {
         bail!("{} is of another training: {:?}, not {same:?}", path.display(), state.recipe);

@@ -102,12 +102,13 @@ fn check(target: &str, draft: &str) {
     let ids: Vec<i64> = tokens[1..].iter().map(|&id| i64::from(id)).collect();
     let embedding = both.params.find("embed_tokens.weight").unwrap_or(&both.tables.embedding);
     let embedded = embedding.index_select(0, &Tensor::from_slice(&ids)).unsqueeze(0);
-    let states =
-        tch::no_grad(|| both.net.unroll(&both.params, &embedded, &features.copy().unsqueeze(0), STEPS));
+    let all = Tensor::arange(TOKENS as i64, (Kind::Int64, tch::Device::Cpu));
+    let target = features.copy().unsqueeze(0);
+    let states = tch::no_grad(|| both.net.unroll(&both.params, &embedded, &target, &all, STEPS));
     for root in [0, 3, 7] {
         let served = served(&mut both, &tokens, &features, root);
         for (step, served) in served.iter().enumerate() {
-            let state = states[step].get(0).get((root + step) as i64).unsqueeze(0);
+            let state = states[step].get((root + step) as i64).unsqueeze(0);
             let trained = both.net.before_logits(&both.params, &state).matmul(&both.table.tr());
             let served = Tensor::from_slice(served);
             let difference = f64::try_from((trained.view([-1]) - &served).abs().max()).unwrap();
