@@ -5,6 +5,9 @@ CARGO ?= cargo
 LIBTORCH ?= $(CURDIR)/libtorch
 export LIBTORCH
 MODEL ?= models/SmolLM2-135M-Instruct
+# The head that `make run` drafts with. For another MODEL name its own, or none: make run MODEL=... SPECULATION=
+SPECULATION ?= --speculative-algorithm EAGLE --speculative-draft-model-path models/SmolLM2-135M-Instruct-EAGLE \
+  --speculative-token-map models/SmolLM2-135M-Instruct-EAGLE/token_map.json
 BIN := $(or $(CARGO_TARGET_DIR),target)/release
 ARGS ?=
 CHAOS_FAULTS ?= 200
@@ -16,8 +19,8 @@ CHAOS_SEED ?= 1
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: build model ## serve SmolLM2 with n-gram speculation; more flags: make run ARGS="--port 8000"
-	@$(BIN)/launcher --model $(MODEL) --speculative-algorithm NGRAM --enable-metrics $(ARGS)
+run: build model ## serve SmolLM2 with its EAGLE head; more flags: make run ARGS="--port 8000"
+	@$(BIN)/launcher --model $(MODEL) $(SPECULATION) --enable-metrics --sample-chat $(ARGS)
 
 build: libtorch ## build every binary in release mode
 	$(CARGO) build --release --workspace --bins

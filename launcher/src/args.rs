@@ -187,6 +187,9 @@ pub struct LogArgs {
     /// Port on which the launcher itself serves the same metrics; 0 takes a free one [default: none]
     #[arg(long, value_name = "PORT")]
     pub metrics_port: Option<u16>,
+    /// Once ready, answer a sample chat with and without speculation and show tokens/s and acceptance
+    #[arg(long)]
+    pub sample_chat: bool,
     /// Decode steps between log lines and gauge updates
     #[arg(long, default_value_t = 40, value_name = "STEPS")]
     pub decode_log_interval: u32,

@@ -3,7 +3,7 @@
 //!
 //! Layers, bottom up: `args` and `unsupported` (what was typed), `resolve` (what it means), `plan` (which processes
 //! follow), `run_dir`, `console`, `child`, `board`, `metrics` (the outside world), `shutdown` and `supervise` (what to
-//! do when), `admin` (operators), `serve` (the loop that ties them).
+//! do when), `admin` (operators), `sample_chat` (newcomers), `serve` (the loop that ties them).
 
 mod admin;
 mod args;
@@ -15,6 +15,7 @@ mod metrics_port;
 mod plan;
 mod resolve;
 mod run_dir;
+mod sample_chat;
 mod serve;
 mod shutdown;
 mod signals;

@@ -21,6 +21,7 @@ use crate::metrics_port;
 use crate::plan::{ChildSpec, plan};
 use crate::resolve::{Machine, resolve};
 use crate::run_dir::RunDir;
+use crate::sample_chat::SampleChat;
 use crate::shutdown::Patience;
 use crate::signals;
 use crate::supervise::{Action, Event, Limits, Outcome, Supervisor};
@@ -37,6 +38,10 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let limits = limits(args)?;
     let has_metrics = args.logs.enable_metrics || args.logs.metrics_port.is_none();
     ensure!(has_metrics, "--metrics-port needs --enable-metrics");
+    ensure!(
+        !(args.logs.sample_chat && args.model.skip_tokenizer_init),
+        "--sample-chat needs a tokenizer: leave out --skip-tokenizer-init"
+    );
     let listener = listen(&args.http.host, args.http.port)?;
     let address = listener.local_addr()?;
     let run_dir = RunDir::create()?;
@@ -75,6 +80,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         events,
         board,
         metrics,
+        shows_sample_chat: args.logs.sample_chat,
     };
     let outcome = server.start_all().map(|()| server.supervise(&inbox, limits));
     drop(server);
@@ -141,6 +147,7 @@ struct Server {
     board: Board,
     /// `None` without `--enable-metrics`.
     metrics: Option<LauncherMetrics>,
+    shows_sample_chat: bool,
 }
 
 impl Server {
@@ -237,8 +244,21 @@ impl Server {
                     format!("{:<12} ready after {:.1} s  {detail}", role.as_str(), after.as_secs_f64());
                 self.console.say(line.trim_end());
             }
-            Action::Serving => self.console.say(welcome(&self.config, self.address)),
+            Action::Serving => self.welcome(),
             Action::Notice(text) => self.console.complain(text),
+        }
+    }
+
+    fn welcome(&self) {
+        let address = reachable(self.address);
+        self.console.say(welcome(&self.config, &address));
+        if self.shows_sample_chat {
+            let (chat, console) = (SampleChat::new(&self.config, &address), self.console.clone());
+            // It ends by itself, or with the process.
+            std::thread::spawn(move || match chat.run() {
+                Ok(table) => console.say(table),
+                Err(error) => console.complain(format!("{error:#}")),
+            });
         }
     }
 }
@@ -274,13 +294,17 @@ fn listen(host: &str, port: u16) -> Result<TcpListener> {
     }
 }
 
-/// The address, and a line to paste.
-fn welcome(config: &ServeConfig, address: SocketAddr) -> String {
-    let reachable = match address.ip() {
+/// Where this machine's own clients find the server.
+fn reachable(address: SocketAddr) -> String {
+    match address.ip() {
         ip if ip.is_unspecified() && ip.is_ipv6() => format!("[::1]:{}", address.port()),
         ip if ip.is_unspecified() => format!("127.0.0.1:{}", address.port()),
         _ => address.to_string(),
-    };
+    }
+}
+
+/// The address, and a line to paste.
+fn welcome(config: &ServeConfig, reachable: &str) -> String {
     let key = match config.server.api_key {
         Some(_) => " -H 'Authorization: Bearer <your key>'",
         None => "",

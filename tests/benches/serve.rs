@@ -1,7 +1,6 @@
-//! Speed of the default model through HTTP, with and without n-gram speculation, as ratios taken side by side.
+//! Speed of the default model through HTTP, plain and with every draft it has, as ratios taken side by side.
 //!
-//! Both servers run at once and are measured in turns, so that a noisy moment hits both; an idle server costs
-//! nothing. The floor of a decode step is the bytes it must read (weights once, keys and values once per request)
+//! All servers run at once and are measured in turns, so that a noisy moment hits all; an idle server costs nothing. The floor of a decode step is the bytes it must read (weights once, keys and values once per request)
 //! over the memory's bandwidth, measured here with the same number of threads.
 
 mod bandwidth;
@@ -39,25 +38,36 @@ fn main() {
     let bandwidth = bandwidth::measure();
     println!("memory bandwidth, 2 threads: {:.1} GB/s", bandwidth / 1e9);
     let start = |options: ServerOptions| Server::start(options.threads(bandwidth::THREADS));
-    let (plain, ngram) = (start(ServerOptions::plain()), start(ServerOptions::ngram()));
+    let plain = start(ServerOptions::plain());
+    let drafts = [
+        ("n-gram", ServerOptions::ngram()),
+        ("EAGLE", ServerOptions::eagle()),
+        ("EAGLE3", ServerOptions::eagle3()),
+    ];
+    let drafts = drafts.map(|(name, options)| (name, start(options)));
     let weights = weight_bytes(&plain);
     println!(
         "weights read per step: {:.0} MB; {ROUNDS} rounds, {NEW_TOKENS} new tokens each\n",
         weights / 1e6
     );
 
-    println!("{:32} {:>10} {:>10} {:>12} {:>12}", "", "tokens/s", "n-gram", "n-gram/plain", "accept len");
+    println!("{:32} {:>8} {:>10} {:>12} {:>12}", "", "", "tokens/s", "of plain", "accept len");
     for row in &rows {
-        let (mut off, mut on) = (Vec::new(), Vec::new());
+        let mut off = Vec::new();
+        let mut on = drafts.each_ref().map(|_| Vec::new());
         for round in 0..=ROUNDS {
-            let samples = (decode(&plain, row), decode(&ngram, row));
-            // The first round warms both up.
+            let plain = decode(&plain, row);
+            let drafted = drafts.each_ref().map(|(_, server)| decode(server, row));
+            // The first round warms all up.
             if round > 0 {
-                off.push(samples.0);
-                on.push(samples.1);
+                off.push(plain);
+                on.iter_mut().zip(drafted).for_each(|(samples, sample)| samples.push(sample));
             }
         }
-        report(row, &off, &on, weights / bandwidth, bandwidth);
+        report_plain(row, &off, weights / bandwidth, bandwidth);
+        for ((name, _), samples) in drafts.iter().zip(&on) {
+            report_drafted(name, &off, samples);
+        }
     }
     prefill(&plain);
 }
@@ -103,21 +113,27 @@ fn completion_tokens(event: &Value) -> u64 {
     event["meta_info"]["completion_tokens"].as_u64().expect("every event counts its tokens")
 }
 
-fn report(row: &Row, off: &[Sample], on: &[Sample], weight_seconds: f64, bandwidth: f64) {
-    let ratio = median(off.iter().zip(on).map(|(off, on)| on.rate() / off.rate()));
-    let (plain, ngram) = (median(off.iter().map(Sample::rate)), median(on.iter().map(Sample::rate)));
-    let length = median(on.iter().filter_map(Sample::accept_length));
-    println!("{:32} {plain:10.1} {ngram:10.1} {ratio:12.2} {length:12.2}", row.name);
-    let step = off[0].requests as f64 / plain;
-    let kv = off[0].requests as f64 * off[0].mean_context * KV_BYTES_PER_TOKEN / bandwidth;
+fn report_plain(row: &Row, samples: &[Sample], weight_seconds: f64, bandwidth: f64) {
+    let rate = median(samples.iter().map(Sample::rate));
+    let requests = samples[0].requests as f64;
+    let step = requests / rate;
+    let kv = requests * samples[0].mean_context * KV_BYTES_PER_TOKEN / bandwidth;
     let floor = weight_seconds + kv;
     println!(
-        "{:32} plain step {:.1} ms, floor {:.1} ms: {:.0} % of the floor's speed",
-        "",
+        "{:32} {:>8} {rate:10.1}   (step {:.1} ms, floor {:.1} ms: {:.0} % of the floor's speed)",
+        row.name,
+        "plain",
         step * 1e3,
         floor * 1e3,
         100.0 * floor / step
     );
+}
+
+fn report_drafted(name: &str, plain: &[Sample], samples: &[Sample]) {
+    let rate = median(samples.iter().map(Sample::rate));
+    let ratio = median(plain.iter().zip(samples).map(|(off, on)| on.rate() / off.rate()));
+    let length = median(samples.iter().filter_map(Sample::accept_length));
+    println!("{:32} {name:>8} {rate:10.1} {ratio:12.2} {length:12.2}", "");
 }
 
 /// Prompt tokens per second of a prompt that no cache has seen.

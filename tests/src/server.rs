@@ -44,6 +44,23 @@ impl ServerOptions {
         Self::plain().with(&["--speculative-algorithm", "NGRAM"])
     }
 
+    /// The default model with the EAGLE head that lies beside it, as `make run` serves it.
+    pub fn eagle() -> Self {
+        let head = repository().join("models/SmolLM2-135M-Instruct-EAGLE");
+        let map = head.join("token_map.json").display().to_string();
+        Self::plain().drafting("EAGLE", &head).with(&["--speculative-token-map", &map])
+    }
+
+    /// The same with the EAGLE3 head.
+    pub fn eagle3() -> Self {
+        Self::plain().drafting("EAGLE3", &repository().join("models/SmolLM2-135M-Instruct-EAGLE3"))
+    }
+
+    fn drafting(self, algorithm: &str, head: &Path) -> Self {
+        let head = head.display().to_string();
+        self.with(&["--speculative-algorithm", algorithm, "--speculative-draft-model-path", &head])
+    }
+
     /// A model of random weights that loads at once, with a tokenizer and room for 512 tokens.
     pub fn tiny() -> Self {
         Self::plain().model(&golden().join("llama-tiny/target")).with(&["--dtype", "float32"])

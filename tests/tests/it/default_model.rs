@@ -2,43 +2,32 @@
 //!
 //! Answers are cut to 32 tokens, which a busy machine has time for; with `DRAFTHORSE_FULL_PARITY` set they are 96 long.
 
-use std::collections::HashMap;
-use std::path::PathBuf;
+use std::collections::{HashMap, HashSet};
 
+use proto::SpecCounters;
 use serde_json::{Value, json};
 use tests::{Server, ServerOptions, shared};
 
 use crate::support::{output_ids, plain, spec_counters};
 use crate::workers::together;
 
+/// Tokens per verify step that the heads must reach.
+const CHAIN_LENGTH: f64 = 1.5;
+const TREE_LENGTH: f64 = 1.8;
 /// Two likeliest tokens closer than this may change places with the order of a sum.
 const NEAR_TIE: f64 = 1e-3;
 
-/// A draft for the default model.
-struct Draft {
-    algorithm: &'static str,
-    path: Option<PathBuf>,
-    flags: &'static [&'static str],
-}
-
 /// Every draft in the repository. A model drafting for itself is the slowest of drafts and the best.
-fn drafts() -> Vec<Draft> {
-    let model = tests::repository().join("models/SmolLM2-135M-Instruct");
-    vec![
-        Draft { algorithm: "NGRAM", path: None, flags: &[] },
-        Draft { algorithm: "STANDALONE", path: Some(model), flags: &["--speculative-num-steps", "3"] },
-    ]
-}
-
-impl Draft {
-    fn options(&self) -> ServerOptions {
-        let options = ServerOptions::plain().with(&["--dtype", "float32"]);
-        let options = options.with(&["--speculative-algorithm", self.algorithm]).with(self.flags);
-        match &self.path {
-            Some(path) => options.with(&["--speculative-draft-model-path", path.to_str().unwrap()]),
-            None => options,
-        }
-    }
+fn drafts() -> Vec<(&'static str, ServerOptions)> {
+    let model = tests::repository().join("models/SmolLM2-135M-Instruct").display().to_string();
+    let itself = ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", &model];
+    let drafts = [
+        ("NGRAM", ServerOptions::ngram()),
+        ("STANDALONE", ServerOptions::plain().with(&itself).with(&["--speculative-num-steps", "3"])),
+        ("EAGLE", ServerOptions::eagle()),
+        ("EAGLE3", ServerOptions::eagle3()),
+    ];
+    drafts.map(|(name, options)| (name, options.with(&["--dtype", "float32"]))).into()
 }
 
 /// Prompts of the golden file with the limits of their answers.
@@ -93,13 +82,13 @@ fn drafts_for_the_default_model_leave_its_answers_alone() {
     let expected = in_batches(&plain(), &[scored, sampled.clone()].concat());
     let bodies = [greedy, sampled].concat();
     let mut seen = HashMap::new();
-    for draft in drafts() {
-        let server = shared(draft.options());
+    for (algorithm, options) in drafts() {
+        let server = shared(options);
         for (body, (reply, expected)) in bodies.iter().zip(in_batches(&server, &bodies).iter().zip(&expected))
         {
             let (told, whole) = (output_ids(reply), output_ids(expected));
             assert_eq!(told.len(), whole.len());
-            let what = format!("{} for {body}", draft.algorithm);
+            let what = format!("{algorithm} for {body}");
             if let Some(at) = (0..whole.len()).find(|&at| told[at] != whole[at]) {
                 let is_sampled = body["sampling_params"]["temperature"] != 0;
                 assert!(!is_sampled, "sampled token {at} differs, {what}");
@@ -108,8 +97,65 @@ fn drafts_for_the_default_model_leave_its_answers_alone() {
             }
             let spec = spec_counters(&reply["meta_info"]);
             assert_eq!(spec.check(), Ok(()), "{what}");
-            *seen.entry(draft.algorithm).or_insert(0) += spec.accepted_drafts;
+            *seen.entry(algorithm).or_insert(0) += spec.accepted_drafts;
         }
     }
     assert!(seen.values().all(|&accepted| accepted > 20), "little was drafted: {seen:?}");
+}
+
+/// Everyday questions about topics that the heads were not trained on.
+const QUESTIONS: [&str; 6] = [
+    "I only have one hour a week for making friends in a new city. How should I use it?",
+    "Five bullet points on crocodiles, please.",
+    "What are the pros and cons of yoga?",
+    "Write a short story about a dragon without fire and the train.",
+    "Explain what black holes are in simple words.",
+    "Give me three arguments in favour of the Pythagorean theorem.",
+];
+
+/// The heads that lie in the repository guess what they are known to guess, less some for other processors.
+#[test]
+fn the_heads_of_the_repository_draft_well() {
+    let chain = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "1"];
+    let tree = ["--speculative-num-steps", "4", "--speculative-eagle-topk", "4"];
+    let shapes = [("chain", chain, "4", CHAIN_LENGTH), ("tree", tree, "12", TREE_LENGTH)];
+    for (algorithm, head) in [("EAGLE", ServerOptions::eagle()), ("EAGLE3", ServerOptions::eagle3())] {
+        for (shape, flags, width, bound) in shapes {
+            let options = head.clone().with(&flags).with(&["--speculative-num-draft-tokens", width]);
+            let server = shared(options);
+            let bodies = QUESTIONS.map(|question| {
+                json!({
+                    "model": "default", "messages": [{"role": "user", "content": question}],
+                    "temperature": 0, "max_tokens": 96, "return_spec_tokens_details": true,
+                })
+            });
+            let mut sum = SpecCounters::default();
+            for body in &bodies {
+                let reply = server.post("/v1/chat/completions", body).ok();
+                let spec = spec_counters(&reply["sglext"]["spec_tokens_details"]);
+                assert_eq!(spec.check(), Ok(()));
+                sum.add(&spec);
+            }
+            let length = sum.accept_length().unwrap();
+            assert!(length > bound, "{algorithm}, {shape}: {length} tokens per verify step");
+        }
+    }
+}
+
+/// Sampled continuations at temperature 1 are those of plain decoding seed by seed, so their law is as well.
+#[test]
+fn a_real_head_leaves_the_law_of_samples_alone() {
+    let prompt = &prompts()[0]["input_ids"];
+    let sample = |seed: u64| {
+        json!({"input_ids": prompt, "sampling_params": {
+            "temperature": 1, "max_new_tokens": 4, "ignore_eos": true, "sampling_seed": seed,
+        }})
+    };
+    let bodies: Vec<Value> = (0..64).map(sample).collect();
+    let (plain, drafted) = (plain(), shared(ServerOptions::eagle().with(&["--dtype", "float32"])));
+    let told = |server: &Server| in_batches(server, &bodies).iter().map(output_ids).collect::<Vec<_>>();
+    let (expected, told) = (told(&plain), told(&drafted));
+    assert_eq!(told, expected);
+    let different: HashSet<_> = expected.iter().collect();
+    assert!(different.len() > 16, "{} continuations of 64 samples", different.len());
 }

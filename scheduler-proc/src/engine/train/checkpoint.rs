@@ -1,7 +1,7 @@
 //! Owns the checkpoint as published: `config.json` and `model.safetensors` in bfloat16, which SGLang's loaders take as
-//! well as ours.
+//! well as ours, and for EAGLE a token map beside them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use proto::TokenId;
@@ -32,9 +32,12 @@ impl Checkpoint<'_> {
         let mut tensors: Vec<(String, &Tensor)> =
             params.iter().map(|(name, tensor)| (self.published(name), tensor)).collect();
         let (offsets, known) = (self.offsets(), self.known());
-        if let HeadSpec::Eagle3(_) = self.spec {
-            tensors.push(("d2t".into(), &offsets));
-            tensors.push(("t2d".into(), &known));
+        match self.spec {
+            HeadSpec::Eagle(_) => std::fs::write(token_map(dir), serde_json::to_vec(self.vocabulary.ids())?)?,
+            HeadSpec::Eagle3(_) => {
+                tensors.push(("d2t".into(), &offsets));
+                tensors.push(("t2d".into(), &known));
+            }
         }
         write_tensors(&dir.join("model.safetensors"), tensors, None)
     }
@@ -119,6 +122,11 @@ fn rope_scaling(scaling: &RopeScaling) -> Result<Value> {
             bail!("the target's rope factors are only known to GGUF files; train from its safetensors")
         }
     })
+}
+
+/// Where an EAGLE checkpoint has the tokens it was taught about, as `--speculative-token-map` takes them.
+pub(super) fn token_map(dir: &Path) -> PathBuf {
+    dir.join("token_map.json")
 }
 
 /// The shape of a head for a target: one layer like the target's own.

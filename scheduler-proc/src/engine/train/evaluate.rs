@@ -1,6 +1,6 @@
 //! Stage 3. Owns the measuring of a head: real speculative decoding of held-out prompts, by the engine that serves.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::args::{Algorithm, Args};
 use super::batcher::{Batcher, Conversation, Job, Listener, NextTurn};
+use super::checkpoint::token_map;
 use super::generate::hash;
 use super::prompts::{ChatCodec, Prompt, PromptFile, Split};
 use crate::batch::RowParams;
@@ -83,14 +84,14 @@ pub(super) fn run(
 }
 
 fn algorithm(args: &Args, dir: &Path) -> SpecAlgorithm {
-    let draft = DraftModelConfig {
+    let draft = |token_map: Option<PathBuf>| DraftModelConfig {
         path: dir.display().to_string(),
         weights: Weights::Safetensors(dir.to_owned()),
-        token_map: None,
+        token_map,
     };
     match args.algorithm {
-        Algorithm::Eagle => SpecAlgorithm::Eagle(draft),
-        Algorithm::Eagle3 => SpecAlgorithm::Eagle3(draft),
+        Algorithm::Eagle => SpecAlgorithm::Eagle(draft(Some(token_map(dir)))),
+        Algorithm::Eagle3 => SpecAlgorithm::Eagle3(draft(None)),
     }
 }
 

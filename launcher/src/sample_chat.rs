@@ -1,0 +1,168 @@
+//! Owns the sample chat: one question, answered with and without speculation through the server's own HTTP interface,
+//! and what the two cost side by side.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use proto::ServeConfig;
+use reqwest::blocking::Client;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+const QUESTION: &str = "Explain in a few sentences how a rainbow forms.";
+const MAX_TOKENS: u32 = 160;
+/// Answers of each kind, in turns, so that a noisy moment hits both.
+const ROUNDS: usize = 2;
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Where to ask, and what for.
+pub(crate) struct SampleChat {
+    url: String,
+    api_key: Option<String>,
+    algorithm: Option<&'static str>,
+}
+
+/// The part of a reply that is looked at.
+#[derive(Debug, Deserialize)]
+struct Reply {
+    choices: Vec<Choice>,
+    usage: Usage,
+    sglext: Option<Extension>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Choice {
+    message: Message,
+}
+
+#[derive(Debug, Deserialize)]
+struct Message {
+    content: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Usage {
+    completion_tokens: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Extension {
+    spec_tokens_details: Option<Details>,
+}
+
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+struct Details {
+    spec_verify_ct: u64,
+    spec_accepted_drafts: u64,
+    spec_proposed_drafts: u64,
+}
+
+/// All answers of one kind.
+#[derive(Debug, Default)]
+struct Sum {
+    text: String,
+    tokens: u64,
+    seconds: f64,
+    details: Details,
+}
+
+impl SampleChat {
+    /// `address` is where the server can be reached from here.
+    pub(crate) fn new(config: &ServeConfig, address: &str) -> Self {
+        Self {
+            url: format!("http://{address}/v1/chat/completions"),
+            api_key: config.server.api_key.clone(),
+            algorithm: config.spec.as_ref().map(|spec| spec.algorithm.as_str()),
+        }
+    }
+
+    /// Asks, and shows the answer with a line per kind.
+    pub(crate) fn run(&self) -> Result<String> {
+        let client = Client::builder().timeout(TIMEOUT).no_proxy().build()?;
+        // Whoever comes first computes the prompt; neither kind should.
+        self.ask(&client, true, 2, &mut Sum::default())?;
+        let (mut plain, mut drafted) = (Sum::default(), Sum::default());
+        for _ in 0..ROUNDS {
+            self.ask(&client, false, MAX_TOKENS, &mut plain)?;
+            if self.algorithm.is_some() {
+                self.ask(&client, true, MAX_TOKENS, &mut drafted)?;
+            }
+        }
+        Ok(self.table(&plain, &drafted))
+    }
+
+    fn ask(&self, client: &Client, speculative: bool, max_tokens: u32, sum: &mut Sum) -> Result<()> {
+        let body = json!({
+            "model": "default",
+            "messages": [{"role": "user", "content": QUESTION}],
+            "temperature": 0,
+            "max_tokens": max_tokens,
+            "return_spec_tokens_details": true,
+            "speculative": if speculative { Value::Null } else { json!(false) },
+        });
+        let mut request = client.post(&self.url).json(&body);
+        if let Some(key) = &self.api_key {
+            request = request.bearer_auth(key);
+        }
+        let started = Instant::now();
+        let reply = request.send().context("the sample chat")?;
+        let (status, text) = (reply.status(), reply.text()?);
+        ensure!(status.is_success(), "the sample chat was answered {status}: {text}");
+        sum.seconds += started.elapsed().as_secs_f64();
+        let reply: Reply = serde_json::from_str(&text).context("the sample chat's answer")?;
+        let details = reply.sglext.and_then(|extension| extension.spec_tokens_details).unwrap_or_default();
+        sum.text = reply.choices.into_iter().next().and_then(|c| c.message.content).unwrap_or_default();
+        sum.tokens += reply.usage.completion_tokens;
+        sum.details.spec_verify_ct += details.spec_verify_ct;
+        sum.details.spec_accepted_drafts += details.spec_accepted_drafts;
+        sum.details.spec_proposed_drafts += details.spec_proposed_drafts;
+        Ok(())
+    }
+
+    fn table(&self, plain: &Sum, drafted: &Sum) -> String {
+        let rate = |sum: &Sum| sum.tokens as f64 / sum.seconds.max(1e-9);
+        let mut lines = vec![
+            format!("\nsample chat: {QUESTION}"),
+            plain.text.trim().to_owned(),
+            format!("\n{:<22} {:>9} {:>14} {:>12}", "", "tokens/s", "accept length", "accept rate"),
+            format!("{:<22} {:>9.1} {:>14} {:>12}", "without speculation", rate(plain), "1.00", "-"),
+        ];
+        if let Some(algorithm) = self.algorithm {
+            let Details { spec_verify_ct, spec_accepted_drafts, spec_proposed_drafts } = drafted.details;
+            let per = |count: u64, of: u64| count as f64 / of.max(1) as f64;
+            lines.push(format!(
+                "{:<22} {:>9.1} {:>14.2} {:>12.2}",
+                format!("with {algorithm}"),
+                rate(drafted),
+                1.0 + per(spec_accepted_drafts, spec_verify_ct),
+                per(spec_accepted_drafts, spec_proposed_drafts),
+            ));
+            if drafted.text != plain.text {
+                lines.push("The two answers differ, which they must not: please report it.".to_owned());
+            }
+        }
+        lines.join("\n") + "\n"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_counts_the_bonus_in_the_length_and_not_in_the_rate() {
+        let chat = SampleChat { url: String::new(), api_key: None, algorithm: Some("EAGLE") };
+        let plain = Sum { text: "a".into(), tokens: 100, seconds: 2.0, details: Details::default() };
+        let details = Details { spec_verify_ct: 40, spec_accepted_drafts: 60, spec_proposed_drafts: 120 };
+        let drafted = Sum { text: "a".into(), tokens: 100, seconds: 1.0, details };
+        let table = chat.table(&plain, &drafted);
+        let row = |name: &str| {
+            let line = table.lines().find(|line| line.starts_with(name)).unwrap();
+            line[name.len()..].split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(row("without speculation"), ["50.0", "1.00", "-"]);
+        assert_eq!(row("with EAGLE"), ["100.0", "2.50", "0.50"]);
+        assert!(!table.contains("differ"));
+        assert!(chat.table(&Sum { text: "b".into(), ..plain }, &drafted).contains("differ"));
+    }
+}
