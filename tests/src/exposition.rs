@@ -145,6 +145,11 @@ impl Family {
             check(!words.iter().any(|word| LONG.contains(word)), "is not in a base unit");
             check(!words.iter().any(|w| ["counter", "gauge", "histogram"].contains(w)), "names its type");
         }
+        let labels = |sample: &Sample| -> BTreeSet<String> {
+            sample.labels.iter().map(|(name, _)| name.clone()).filter(|name| name != "le").collect()
+        };
+        let sets: BTreeSet<_> = self.samples.iter().map(labels).collect();
+        check(sets.len() <= 1, "has series with different labels");
         for sample in &self.samples {
             check(
                 sample.labels.iter().all(|(name, _)| is_name(name) && !name.contains(':')),
@@ -234,8 +239,8 @@ mod tests {
     use super::*;
 
     const GOOD: &str = "# HELP a_total Things.\n# TYPE a_total counter\na_total{x=\"1\\\\\\\"\\n\"} 3\na_total{x=\"2\"} 4\n\
-        # HELP h_seconds Times.\n# TYPE h_seconds histogram\nh_seconds_bucket{le=\"2\"} 1\n\
-        h_seconds_bucket{le=\"10\"} 1\nh_seconds_bucket{le=\"+Inf\"} 2\nh_seconds_sum 30.5\nh_seconds_count 2\n";
+        # HELP wait_seconds Times.\n# TYPE wait_seconds histogram\nwait_seconds_bucket{le=\"2\"} 1\n\
+        wait_seconds_bucket{le=\"10\"} 1\nwait_seconds_bucket{le=\"+Inf\"} 2\nwait_seconds_sum 30.5\nwait_seconds_count 2\n";
 
     #[test]
     fn a_good_page_is_not_complained_of() {
@@ -252,27 +257,30 @@ mod tests {
             ("a_total{x=\"2\"} 4", "a_total{x=\"2} 4"),
             ("a_total{x=\"2\"} 4", "a_total{x=\"2\",x=\"2\"} 4"),
             ("a_total{x=\"2\"} 4", "a_total{x:y=\"2\"} 4"),
+            ("a_total{x=\"2\"} 4", "a_total{y=\"2\"} 4"),
             ("a_total{x=\"2\"} 4", "b_total{x=\"2\"} 4"),
             ("a_total{x=\"2\"} 4", "# HELP a_total Again."),
             ("TYPE a_total counter", "TYPE a_total gauge"),
             ("# TYPE a_total counter\n", ""),
             ("# HELP a_total Things.\n", ""),
             ("le=\"10\"", "le=\"1.5\""),
-            ("h_seconds_bucket{le=\"10\"} 1", "h_seconds_bucket{le=\"10\"} 3"),
-            ("h_seconds_count 2", "h_seconds_count 3"),
-            ("h_seconds_sum 30.5\n", ""),
-            ("h_seconds_bucket{le=\"+Inf\"} 2\n", ""),
-            ("h_seconds_count 2\n", "h_seconds_count 2"),
-            ("h_seconds_count 2\n", "h_seconds_count 2\n# EOF\n"),
+            ("wait_seconds_bucket{le=\"10\"} 1", "wait_seconds_bucket{le=\"10\"} 3"),
+            ("wait_seconds_count 2", "wait_seconds_count 3"),
+            ("wait_seconds_sum 30.5\n", ""),
+            ("wait_seconds_bucket{le=\"+Inf\"} 2\n", ""),
+            ("wait_seconds_count 2\n", "wait_seconds_count 2"),
+            ("wait_seconds_count 2\n", "wait_seconds_count 2\n# EOF\n"),
         ];
         for (good, bad) in broken {
             let page = GOOD.replacen(good, bad, 1);
             assert_ne!(page, GOOD, "{good}");
             assert_ne!(complaints(&page, Exposition::Prometheus), [""; 0], "{good} as {bad}");
         }
-        for (good, bad) in
-            [("h_seconds", "h_ms"), ("h_seconds", "h_milliseconds"), ("h_seconds", "h_histogram")]
-        {
+        for (good, bad) in [
+            ("wait_seconds", "wait_ms"),
+            ("wait_seconds", "wait_milliseconds"),
+            ("wait_seconds", "wait_histogram"),
+        ] {
             assert_ne!(complaints(&GOOD.replace(good, bad), Exposition::Prometheus), [""; 0], "{bad}");
         }
         let gauge = "# HELP g_count Things.\n# TYPE g_count gauge\ng_count 1\n";

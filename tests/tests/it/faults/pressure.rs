@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 use tests::{ServerOptions, wait_until};
 
-use super::common::{same, server};
+use super::common::{finish, same, server};
 use super::watch::launcher_page;
 use crate::support::{greedy, number};
 
@@ -22,14 +22,17 @@ const NEXT: Duration = Duration::from_millis(300);
 fn a_detokenizer_that_does_not_read_makes_new_requests_503_and_recovers() {
     let flags = ["--heartbeat-timeout", "300", "--max-running-requests", "2"];
     let server = server(ServerOptions::tiny().with(&flags));
-    let body = greedy("pressure", 480);
+    let mut body = greedy("pressure", 480);
     let expected = server.generate(&body);
+    // Streamed, so that every step makes a message.
+    body["stream"] = json!(true);
+    let streamed = || finish(server.stream("/generate", &body));
     let memory = || number(&server.report("scheduler"), "rss_bytes");
     let before = memory();
     let stopped = server.signal_child("detokenizer-proc", Signal::SIGSTOP);
     let turned_away = AtomicBool::new(false);
     let answers: Vec<Value> = std::thread::scope(|scope| {
-        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(|| server.generate(&body))).collect();
+        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(streamed)).collect();
         // Every step leaves a message that nobody takes, until there are too many. Who asks before that has to wait.
         for _ in 0..MOST_ASKED {
             scope.spawn(|| {
@@ -47,7 +50,7 @@ fn a_detokenizer_that_does_not_read_makes_new_requests_503_and_recovers() {
     });
     assert!(turned_away.load(Ordering::SeqCst), "everything was taken on");
     answers.iter().for_each(|reply| same(reply, &expected));
-    same(&server.generate(&body), &expected);
+    same(&streamed(), &expected);
 }
 
 /// Whoever asks how the server is doing is answered while the scheduler is not.
