@@ -42,7 +42,8 @@ impl DetokenizerMetrics {
     pub fn new(model_name: &str) -> prometheus::Result<Self> {
         let registry = Registry::new();
         let to = Registrar::new(&registry, [("model_name", model_name.to_owned())]);
-        register_process_metrics(&to, Role::Detokenizer)?;
+        // Of the process, not of the model it serves.
+        register_process_metrics(&Registrar::new(&registry, []), Role::Detokenizer)?;
         let dropped = names::DETOKENIZER_DROPPED_ROWS.register(&to)?;
         for reason in Dropped::ALL {
             dropped.with_label_values(&[reason.as_str()]);

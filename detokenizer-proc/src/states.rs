@@ -1,16 +1,18 @@
 //! Owns the decode state of every live request, and what each row means: a request's first, its next, a repeated
 //! one, or one that cannot be decoded. A state is removed by its request's end and by nothing else.
 
+use std::sync::Arc;
+
 use proto::{FinishReason, RequestId, TextRow, TokenBytes, TokenId, TokenRow};
 use rustc_hash::FxHashMap;
 
 use crate::decode::DecodeState;
 
-/// The live requests of one detokenizer.
+/// The live requests of one lane.
 #[derive(Debug)]
 pub struct States {
     /// `None` with `--skip-tokenizer-init`: rows pass through without text.
-    tokens: Option<TokenBytes>,
+    tokens: Option<Arc<TokenBytes>>,
     live: FxHashMap<RequestId, DecodeState>,
 }
 
@@ -36,7 +38,7 @@ enum Carried<'a> {
 }
 
 impl States {
-    pub fn new(tokens: Option<TokenBytes>) -> Self {
+    pub fn new(tokens: Option<Arc<TokenBytes>>) -> Self {
         Self { tokens, live: FxHashMap::default() }
     }
 

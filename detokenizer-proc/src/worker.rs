@@ -1,5 +1,7 @@
-//! Owns the detokenizer's loop over what the links report, and the order: rows are decoded, their text is sent,
+//! Owns one lane of the detokenizer, what its two links report, and the order: rows are decoded, their text is sent,
 //! and only when it has arrived is the scheduler told that the tokens are processed.
+
+use std::sync::Arc;
 
 use proto::link::{LinkEvent, LinkHandle, SendError};
 use proto::{Heartbeat, TextRow, ToDetokenizer, ToTokenizer, TokenBytes};
@@ -8,7 +10,7 @@ use crate::metrics::{DetokenizerMetrics, Dropped};
 use crate::outbox::{Closed, Outbox, SendText};
 use crate::states::{Decoded, States};
 
-/// Everything that can happen to a detokenizer.
+/// Everything that can happen to a lane.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "nearly all events are of the large kind")]
 pub(crate) enum Event {
@@ -34,7 +36,7 @@ impl SendText for LinkHandle<ToTokenizer> {
     }
 }
 
-/// The detokenizer between its two links.
+/// One lane between its two links.
 pub(crate) struct Worker<S, T> {
     scheduler: S,
     tokenizer: T,
@@ -47,7 +49,7 @@ pub(crate) struct Worker<S, T> {
 
 impl<S: AckTokens, T: SendText> Worker<S, T> {
     pub(crate) fn new(
-        tokens: Option<TokenBytes>,
+        tokens: Option<Arc<TokenBytes>>,
         scheduler: S,
         tokenizer: T,
         metrics: DetokenizerMetrics,
@@ -63,6 +65,7 @@ impl<S: AckTokens, T: SendText> Worker<S, T> {
         }
     }
 
+    /// Takes in what happened on either link.
     pub(crate) fn handle(&mut self, event: Event) -> Result<(), Closed> {
         match event {
             Event::Scheduler(LinkEvent::Message { seq, message: ToDetokenizer::TokenIds(batch) }) => {
@@ -104,9 +107,8 @@ impl<S: AckTokens, T: SendText> Worker<S, T> {
         !self.scheduler_is_up && self.outbox.len() == 0
     }
 
-    /// How the process is doing; sets the load gauges to the same values.
+    /// How the lane is doing.
     pub(crate) fn heartbeat(&self) -> Heartbeat {
-        self.metrics.load(self.states.len(), self.outbox.len());
         Heartbeat {
             in_flight: self.states.len() as u64,
             queued: self.outbox.len() as u64,

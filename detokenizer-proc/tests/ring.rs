@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use proto::child::{Child, Phase, ShutdownSender};
 use proto::link::{AckMode, LinkEvent, LinkHandle, LinkSpec, LinkThread, Side};
 use proto::{
-    BatchTokenIDOutput, DecodeRow, Endpoints, FinishReason, Incarnation, Role, RowProgress, ServeConfig,
-    SpecCounters, TextRow, ToDetokenizer, ToTokenizer, TokenRow,
+    BatchTokenIDOutput, DecodeRow, Endpoints, FinishReason, Incarnation, Lane, Role, RowProgress,
+    ServeConfig, SpecCounters, TextRow, ToDetokenizer, ToTokenizer, TokenRow,
 };
 use serde_json::json;
 
@@ -128,8 +128,8 @@ fn text(peer: &Peer<(), ToTokenizer>) -> (u64, TextRow) {
 fn tokens_travel_through_and_survive_the_detokenizers_death() {
     let dir = tempfile::tempdir().unwrap();
     let endpoints = Endpoints::new(dir.path());
-    let scheduler: Peer<ToDetokenizer, ()> = bind(endpoints.detokenizer(), Role::Scheduler);
-    let tokenizer: Peer<(), ToTokenizer> = bind(endpoints.text(), Role::Tokenizer);
+    let scheduler: Peer<ToDetokenizer, ()> = bind(endpoints.detokenizer(Lane(0)), Role::Scheduler);
+    let tokenizer: Peer<(), ToTokenizer> = bind(endpoints.text(Lane(0)), Role::Tokenizer);
     let (stop, process) = start(dir.path());
 
     scheduler.link.send(&row(0, 1, true, None)).unwrap();
@@ -157,7 +157,8 @@ fn tokens_travel_through_and_survive_the_detokenizers_death() {
     tokenizer.link.ack(seq);
     stop.advance(Phase::Stopping);
     process.join().unwrap().unwrap();
-    let page = proto::metrics::render(&proto::metrics::join(&dir.path().join("metrics"), None));
+    let page =
+        proto::metrics::Format::Prometheus.render(&proto::metrics::join(&dir.path().join("metrics"), None));
     assert!(page.contains("sglang:detokenizer_rows_total"), "{page}");
 }
 

@@ -4,7 +4,7 @@
 mod client;
 mod server;
 
-use proto::Role;
+use proto::Member;
 use serde::{Deserialize, Serialize};
 
 use crate::board::ProcessReport;
@@ -12,14 +12,14 @@ use crate::board::ProcessReport;
 pub(crate) use client::{is_command, main};
 pub(crate) use server::listen;
 
-/// What an operator asks.
+/// What an operator asks. `role` names a process, or all of a role.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "lowercase")]
 enum Question {
     Ps,
-    Restart { role: Role },
+    Restart { role: Member },
     Drain,
-    Logs { role: Role, lines: usize },
+    Logs { role: Member, lines: usize },
 }
 
 /// What the server says to it.

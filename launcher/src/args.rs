@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, ValueEnum};
 
 const COMMANDS: &str = "On a server that runs (each with --help):\n  launcher ps              its processes\n  launcher \
-    restart <ROLE>  replace a process\n  launcher drain           finish what runs, then end\n  launcher logs <ROLE>     \
+    restart <ROLE>  replace its processes, one after the other\n  launcher drain           finish what runs, then end\n  launcher logs <ROLE>     \
     what a process wrote last";
 
 /// Serves a language model over SGLang's HTTP API, with speculative decoding.
@@ -168,12 +168,23 @@ pub struct SpecArgs {
 
 #[derive(Debug, Clone, ClapArgs)]
 pub struct ProcessArgs {
+    /// Tokenizer processes, which share the connections
+    #[arg(long, default_value_t = 1, value_parser = workers(), value_name = "N")]
+    pub tokenizer_worker_num: u8,
+    /// Detokenizers, which share the requests
+    #[arg(long, default_value_t = 1, value_parser = workers(), value_name = "N")]
+    pub detokenizer_worker_num: u8,
     /// Seconds without a sign of life after which a process is killed and started again
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
     pub heartbeat_timeout: f64,
     /// Deaths of one process within 60 s that end the server
     #[arg(long, default_value_t = 5, value_name = "N")]
     pub restart_limit: u32,
+}
+
+/// Enough for any machine, and few enough that every pair can have links of its own.
+fn workers() -> clap::builder::RangedI64ValueParser<u8> {
+    clap::value_parser!(u8).range(1..=64)
 }
 
 #[derive(Debug, Clone, ClapArgs)]

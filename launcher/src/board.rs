@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use proto::Role;
 use proto::metrics::resident_bytes;
+use proto::{Member, Role};
 use serde::{Deserialize, Serialize};
 
 use crate::supervise::Supervisor;
@@ -14,6 +14,8 @@ use crate::supervise::Supervisor;
 /// One process, as `launcher ps` shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ProcessReport {
+    /// Its name: the role, with a number where that has several processes.
+    pub process: Member,
     pub role: Role,
     /// `None` while it is dead.
     pub pid: Option<i32>,
@@ -39,14 +41,15 @@ pub(crate) struct Board {
 
 impl Board {
     /// `pids` of the processes that were started last.
-    pub(crate) fn update(&self, supervisor: &Supervisor, pids: &BTreeMap<Role, i32>, now: Instant) {
+    pub(crate) fn update(&self, supervisor: &Supervisor, pids: &BTreeMap<Member, i32>, now: Instant) {
         let health = supervisor.health(now).processes.into_iter();
         let reports = health.map(|process| {
-            let story = supervisor.story(process.role);
+            let story = supervisor.story(process.process);
             let uptime = now.saturating_duration_since(story.started);
             ProcessReport {
-                role: process.role,
-                pid: pids.get(&process.role).copied().filter(|_| process.alive),
+                process: process.process,
+                role: process.process.role,
+                pid: pids.get(&process.process).copied().filter(|_| process.alive),
                 incarnation: story.incarnation.map(|incarnation| incarnation.to_string()),
                 state: story.state.to_owned(),
                 uptime_s: if process.alive { uptime.as_secs_f64() } else { 0.0 },

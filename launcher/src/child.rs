@@ -12,7 +12,7 @@ use std::thread;
 use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use proto::Role;
+use proto::Member;
 
 use crate::console::Console;
 use crate::plan::ChildSpec;
@@ -51,20 +51,20 @@ impl Child {
             .stderr(Stdio::piped())
             .process_group(0)
             .spawn()
-            .with_context(|| format!("cannot start {} ({})", spec.role, spec.program.display()))?;
+            .with_context(|| format!("cannot start {} ({})", spec.member, spec.program.display()))?;
         drop(handed);
 
-        let role = spec.role;
+        let member = spec.member;
         let group = Pid::from_raw(process.id() as i32);
         let stdout = process.stdout.take().context("stdout was piped")?;
         let stderr = process.stderr.take().context("stderr was piped")?;
-        pump(role, "out", stdout, console.clone())?;
-        pump(role, "err", stderr, console.clone())?;
+        pump(member, "out", stdout, console.clone())?;
+        pump(member, "err", stderr, console.clone())?;
         let events = events.clone();
-        thread::Builder::new().name(format!("wait-{role}")).spawn(move || {
+        thread::Builder::new().name(format!("wait-{member}")).spawn(move || {
             // Waiting fails only for a child that is gone already, and nobody else waits for it.
             if let Ok(status) = process.wait() {
-                let _ = events.send(Event::Exited(role, status));
+                let _ = events.send(Event::Exited(member, status));
             }
         })?;
         Ok(Self { group })
@@ -81,13 +81,13 @@ impl Child {
 }
 
 /// Copies lines to the console until the pipe closes. The console never blocks, so neither does the child.
-fn pump(role: Role, name: &str, pipe: impl Read + Send + 'static, console: Console) -> Result<()> {
-    thread::Builder::new().name(format!("{name}-{role}")).spawn(move || {
+fn pump(member: Member, name: &str, pipe: impl Read + Send + 'static, console: Console) -> Result<()> {
+    thread::Builder::new().name(format!("{name}-{member}")).spawn(move || {
         let mut reader = BufReader::new(pipe);
         let mut line = Vec::new();
         while (&mut reader).take(MAX_LINE).read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
             let text = String::from_utf8_lossy(&line);
-            console.log(role, text.trim_end_matches(['\n', '\r']));
+            console.log(member, text.trim_end_matches(['\n', '\r']));
             line.clear();
         }
     })?;

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use proto::Role;
+use proto::Member;
 
 /// Log lines that may wait; more are dropped and counted.
 const MAX_WAITING: usize = 10_000;
@@ -18,11 +18,11 @@ const MAX_WAITING: usize = 10_000;
 const KEPT_LINES: usize = 1000;
 
 enum Entry {
-    Log(Role, String),
+    Log(Member, String),
     Say(String),
     Complain(String),
-    Progress { role: Role, stage: String, done: u64, total: u64 },
-    ProgressEnd(Role),
+    Progress { member: Member, stage: String, done: u64, total: u64 },
+    ProgressEnd(Member),
 }
 
 /// Writes to the terminal; cheap to clone, never blocks.
@@ -31,7 +31,14 @@ pub(crate) struct Console {
     entries: Sender<Entry>,
     waiting: Arc<AtomicUsize>,
     dropped: Arc<AtomicUsize>,
-    kept: Arc<Mutex<HashMap<Role, VecDeque<String>>>>,
+    kept: Arc<Mutex<Kept>>,
+}
+
+/// The last lines of every process, each with its place among all that were written.
+#[derive(Default)]
+struct Kept {
+    lines: HashMap<Member, VecDeque<(u64, String)>>,
+    written: u64,
 }
 
 /// Ends when every [`Console`] is dropped.
@@ -64,31 +71,35 @@ pub(crate) fn start() -> std::io::Result<(Console, ConsoleThread)> {
 
 impl Console {
     /// A line that a child wrote.
-    pub(crate) fn log(&self, role: Role, line: &str) {
-        self.keep(role, line);
+    pub(crate) fn log(&self, member: Member, line: &str) {
+        self.keep(member, line);
         if self.waiting.fetch_add(1, Ordering::Relaxed) >= MAX_WAITING {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             self.dropped.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        self.put(Entry::Log(role, line.to_owned()));
+        self.put(Entry::Log(member, line.to_owned()));
     }
 
-    /// The last lines that a process wrote, oldest first.
-    pub(crate) fn last_lines(&self, role: Role, count: usize) -> Vec<String> {
+    /// The last lines that the processes of this name wrote, oldest first.
+    pub(crate) fn last_lines(&self, name: Member, count: usize) -> Vec<String> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let lines = kept.get(&role).into_iter().flatten();
-        let len = kept.get(&role).map_or(0, VecDeque::len);
-        lines.skip(len.saturating_sub(count)).cloned().collect()
+        let of_name = kept.lines.iter().filter(|(member, _)| name.means(**member));
+        let mut lines: Vec<_> = of_name.flat_map(|(_, lines)| lines).collect();
+        lines.sort_by_key(|(number, _)| *number);
+        let skipped = lines.len().saturating_sub(count);
+        lines.into_iter().skip(skipped).map(|(_, line)| line.clone()).collect()
     }
 
-    fn keep(&self, role: Role, line: &str) {
+    fn keep(&self, member: Member, line: &str) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let lines = kept.entry(role).or_default();
+        kept.written += 1;
+        let number = kept.written;
+        let lines = kept.lines.entry(member).or_default();
         if lines.len() == KEPT_LINES {
             lines.pop_front();
         }
-        lines.push_back(line.to_owned());
+        lines.push_back((number, line.to_owned()));
     }
 
     /// Something the operator waits for.
@@ -101,12 +112,12 @@ impl Console {
         self.put(Entry::Complain(line.into()));
     }
 
-    pub(crate) fn progress(&self, role: Role, stage: &str, done: u64, total: u64) {
-        self.put(Entry::Progress { role, stage: stage.to_owned(), done, total });
+    pub(crate) fn progress(&self, member: Member, stage: &str, done: u64, total: u64) {
+        self.put(Entry::Progress { member, stage: stage.to_owned(), done, total });
     }
 
-    pub(crate) fn progress_end(&self, role: Role) {
-        self.put(Entry::ProgressEnd(role));
+    pub(crate) fn progress_end(&self, member: Member) {
+        self.put(Entry::ProgressEnd(member));
     }
 
     fn put(&self, entry: Entry) {
@@ -127,9 +138,9 @@ impl ConsoleThread {
 /// What is on the terminal now.
 struct Screen {
     bars: Option<MultiProgress>,
-    running: HashMap<Role, (String, ProgressBar)>,
+    running: HashMap<Member, (String, ProgressBar)>,
     /// Without a terminal: the tenth last reported, per child and stage.
-    tenths: HashMap<Role, (String, u64)>,
+    tenths: HashMap<Member, (String, u64)>,
 }
 
 impl Screen {
@@ -141,18 +152,18 @@ impl Screen {
 
     fn show(&mut self, entry: Entry) {
         match entry {
-            Entry::Log(role, line) => self.line(&format!("[{role}] {line}")),
+            Entry::Log(member, line) => self.line(&format!("[{member}] {line}")),
             Entry::Complain(line) => self.line(&line),
             Entry::Say(line) => self.undisturbed(|| {
                 let mut out = std::io::stdout().lock();
                 let _ = writeln!(out, "{line}").and_then(|()| out.flush());
             }),
-            Entry::Progress { role, stage, done, total } => match self.bars.clone() {
-                Some(bars) => self.draw(&bars, role, &stage, done, total),
-                None => self.report_tenth(role, stage, done, total),
+            Entry::Progress { member, stage, done, total } => match self.bars.clone() {
+                Some(bars) => self.draw(&bars, member, &stage, done, total),
+                None => self.report_tenth(member, stage, done, total),
             },
-            Entry::ProgressEnd(role) => {
-                if let Some((_, bar)) = self.running.remove(&role) {
+            Entry::ProgressEnd(member) => {
+                if let Some((_, bar)) = self.running.remove(&member) {
                     bar.finish_and_clear();
                 }
             }
@@ -173,30 +184,30 @@ impl Screen {
         }
     }
 
-    fn draw(&mut self, bars: &MultiProgress, role: Role, stage: &str, done: u64, total: u64) {
-        if self.running.get(&role).is_none_or(|(current, _)| current != stage) {
+    fn draw(&mut self, bars: &MultiProgress, member: Member, stage: &str, done: u64, total: u64) {
+        if self.running.get(&member).is_none_or(|(current, _)| current != stage) {
             let style = ProgressStyle::with_template("{prefix} {bar:30} {percent:>3} %  {msg}")
                 .unwrap_or_else(|_| ProgressStyle::default_bar());
             let bar = bars.add(ProgressBar::new(total).with_style(style));
-            bar.set_prefix(format!("{:<12}", role.as_str()));
+            bar.set_prefix(format!("{member:<12}"));
             bar.set_message(stage.to_owned());
-            if let Some((_, old)) = self.running.insert(role, (stage.to_owned(), bar)) {
+            if let Some((_, old)) = self.running.insert(member, (stage.to_owned(), bar)) {
                 old.finish_and_clear();
             }
         }
-        if let Some((_, bar)) = self.running.get(&role) {
+        if let Some((_, bar)) = self.running.get(&member) {
             bar.set_length(total);
             bar.set_position(done);
         }
     }
 
-    fn report_tenth(&mut self, role: Role, stage: String, done: u64, total: u64) {
+    fn report_tenth(&mut self, member: Member, stage: String, done: u64, total: u64) {
         let tenth = (done.saturating_mul(10)).checked_div(total).unwrap_or(10);
-        let last = self.tenths.entry(role).or_insert_with(|| (String::new(), 0));
+        let last = self.tenths.entry(member).or_insert_with(|| (String::new(), 0));
         if last.0 == stage && last.1 >= tenth {
             return;
         }
         *last = (stage.clone(), tenth);
-        self.line(&format!("{:<12} {stage}: {} %", role.as_str(), tenth * 10));
+        self.line(&format!("{member:<12} {stage}: {} %", tenth * 10));
     }
 }

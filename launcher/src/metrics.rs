@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use prometheus::{GaugeVec, IntCounter, IntCounterVec, Registry};
 use proto::metrics::{Registrar, SnapshotWriter, fold, names, register_process_metrics, unreadable};
-use proto::{Incarnation, Role, ServerHealth};
+use proto::{Incarnation, Member, Role, ServerHealth};
 
 /// The launcher's series, shown like any other process's by a snapshot.
 pub(crate) struct LauncherMetrics {
@@ -41,9 +41,10 @@ impl LauncherMetrics {
     /// Takes in how the children are doing, and shows it. An error is news: it is given once until a write works.
     pub(crate) fn publish(&mut self, health: &ServerHealth) -> Option<String> {
         for process in &health.processes {
-            let role = &[process.role.as_str()];
-            self.up.with_label_values(role).set(f64::from(u8::from(process.ready)));
-            let restarts = self.restarts.with_label_values(role);
+            let number = process.process.number().to_string();
+            let labels = &[process.process.role.as_str(), &number];
+            self.up.with_label_values(labels).set(f64::from(u8::from(process.ready)));
+            let restarts = self.restarts.with_label_values(labels);
             restarts.inc_by(process.restarts.saturating_sub(restarts.get()));
         }
         let bad = unreadable(&self.dir);
@@ -55,22 +56,22 @@ impl LauncherMetrics {
     }
 
     /// A child is dead: its counts are kept, its gauges vanish.
-    pub(crate) fn bury(&mut self, role: Role) -> Option<String> {
-        let counted = self.bad.iter().filter(|path| is_of(path, role)).count();
-        match fold(&self.dir, role) {
+    pub(crate) fn bury(&mut self, member: Member) -> Option<String> {
+        let counted = self.bad.iter().filter(|path| is_of(path, member)).count();
+        match fold(&self.dir, member) {
             Ok(unreadable) => {
                 self.skipped.inc_by(unreadable.saturating_sub(counted) as u64);
-                self.bad.retain(|path| !is_of(path, role));
+                self.bad.retain(|path| !is_of(path, member));
                 None
             }
-            Err(error) => Some(format!("metrics of {role} cannot be folded: {error}")),
+            Err(error) => Some(format!("metrics of {member} cannot be folded: {error}")),
         }
     }
 }
 
-fn is_of(path: &Path, role: Role) -> bool {
+fn is_of(path: &Path, member: Member) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    name.strip_prefix(role.as_str()).is_some_and(|rest| rest.starts_with('.'))
+    name.strip_prefix(&member.to_string()).is_some_and(|rest| rest.starts_with('.'))
 }
 
 #[cfg(test)]
@@ -81,7 +82,7 @@ mod tests {
 
     fn health(ready: bool, restarts: u64) -> ServerHealth {
         let process = ProcessHealth {
-            role: Role::Scheduler,
+            process: Role::Scheduler.into(),
             alive: ready,
             ready,
             restarts,
@@ -92,7 +93,7 @@ mod tests {
     }
 
     fn page(dir: &Path) -> String {
-        proto::metrics::render(&proto::metrics::join(dir, None))
+        proto::metrics::Format::Prometheus.render(&proto::metrics::join(dir, None))
     }
 
     #[test]
@@ -100,11 +101,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut metrics = LauncherMetrics::new(dir.path(), Incarnation(1)).unwrap();
         assert_eq!(metrics.publish(&health(true, 0)), None);
-        assert!(page(dir.path()).contains("sglang:process_up{role=\"scheduler\"} 1\n"));
+        assert!(page(dir.path()).contains("sglang:process_up{number=\"0\",role=\"scheduler\"} 1\n"));
         metrics.publish(&health(false, 3));
         let shown = page(dir.path());
-        assert!(shown.contains("sglang:process_up{role=\"scheduler\"} 0\n"), "{shown}");
-        assert!(shown.contains("sglang:process_restarts_total{role=\"scheduler\"} 3\n"), "{shown}");
+        assert!(shown.contains("sglang:process_up{number=\"0\",role=\"scheduler\"} 0\n"), "{shown}");
+        assert!(
+            shown.contains("sglang:process_restarts_total{number=\"0\",role=\"scheduler\"} 3\n"),
+            "{shown}"
+        );
     }
 
     #[test]
@@ -115,9 +119,9 @@ mod tests {
         metrics.publish(&health(true, 0));
         metrics.publish(&health(true, 0));
         assert!(page(dir.path()).contains("sglang:metrics_files_skipped_total 1\n"));
-        assert_eq!(metrics.bury(Role::Scheduler), None);
+        assert_eq!(metrics.bury(Role::Scheduler.into()), None);
         std::fs::write(dir.path().join("tokenizer.2.pb"), b"\xff\xff\xff\xff\xff\x7fjunk").unwrap();
-        assert_eq!(metrics.bury(Role::Tokenizer), None);
+        assert_eq!(metrics.bury(Role::Tokenizer.into()), None);
         metrics.publish(&health(true, 0));
         assert!(page(dir.path()).contains("sglang:metrics_files_skipped_total 2\n"), "{}", page(dir.path()));
     }

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use proto::metrics::{CONTENT_TYPE, join, render};
+use proto::metrics::{Format, join};
 
 /// Scrapers answered at once; more are hung up on.
 const MAX_SCRAPERS: usize = 16;
@@ -64,23 +64,26 @@ fn answer(mut stream: &TcpStream, dir: &Path) -> std::io::Result<()> {
     let mut head = BufReader::new(stream.take(MAX_HEAD));
     let mut request = String::new();
     head.read_line(&mut request)?;
-    let mut line = String::new();
+    let (mut line, mut accepted) = (String::new(), Vec::new());
     while head.read_line(&mut line)? > 2 {
+        let header = line.split_once(':').filter(|(name, _)| name.eq_ignore_ascii_case("accept"));
+        accepted.extend(header.map(|(_, value)| value.trim().to_owned()));
         line.clear();
     }
+    let format = Format::negotiate(Some(&accepted.join(",")));
     let mut words = request.split_whitespace();
     let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let path = target.split('?').next().unwrap_or_default();
     let (status, body) = match (method, path) {
-        ("GET" | "HEAD", "/metrics" | "/metrics/") => ("200 OK", render(&join(dir, None))),
+        ("GET" | "HEAD", "/metrics" | "/metrics/") => ("200 OK", format.render(&join(dir, None))),
         ("GET" | "HEAD", _) => ("404 Not Found", "only /metrics is here\n".to_owned()),
         _ => ("405 Method Not Allowed", "only GET is answered\n".to_owned()),
     };
-    let length = body.len();
+    let (length, content_type) = (body.len(), format.content_type());
     let body = if method == "HEAD" { "" } else { body.as_str() };
     write!(
         stream,
-        "HTTP/1.1 {status}\r\ncontent-type: {CONTENT_TYPE}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+        "HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
     )
 }
 
@@ -105,6 +108,9 @@ mod tests {
             assert!(reply.starts_with("HTTP/1.1 200 OK\r\n"), "{reply}");
             assert!(reply.ends_with("sglang:metrics_unreadable_snapshots 0\n"), "{reply}");
         }
+        let reply = ask(address, "GET /metrics HTTP/1.1\r\naccept: application/openmetrics-text");
+        assert!(reply.contains("content-type: application/openmetrics-text; version=1.0.0;"), "{reply}");
+        assert!(reply.ends_with("# EOF\n"), "{reply}");
         assert!(ask(address, "GET / HTTP/1.1").starts_with("HTTP/1.1 404 "));
         assert!(ask(address, "POST /metrics HTTP/1.1").starts_with("HTTP/1.1 405 "));
         assert!(ask(address, "nonsense").starts_with("HTTP/1.1 405 "));

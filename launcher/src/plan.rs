@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use proto::{Role, ServeConfig};
+use proto::{Member, Role, ServeConfig};
 
 /// How to start one child.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ChildSpec {
-    pub role: Role,
+    pub member: Member,
+    /// Told to a child that is not the only one of its role.
+    pub number: Option<u8>,
     pub program: PathBuf,
     /// The one configuration file of the server.
     pub config: PathBuf,
@@ -18,13 +20,14 @@ pub(crate) struct ChildSpec {
 /// The children in start order: the scheduler first, because it takes longest. `bin` is the folder of the
 /// launcher's own executable.
 pub(crate) fn plan(config: &ServeConfig, bin: &Path) -> Vec<ChildSpec> {
-    Role::CHILDREN
-        .into_iter()
-        .map(|role| ChildSpec {
-            role,
-            program: bin.join(role.binary()),
+    let members = config.topology.children().into_iter();
+    members
+        .map(|member| ChildSpec {
+            member,
+            number: config.topology.members(member.role).len().gt(&1).then(|| member.number()),
+            program: bin.join(member.role.binary()),
             config: config.path(),
-            listens: role == Role::Tokenizer,
+            listens: member.role == Role::Tokenizer,
         })
         .collect()
 }
@@ -34,6 +37,9 @@ impl ChildSpec {
     /// another's place.
     pub(crate) fn arguments(&self, listen_fd: Option<i32>, successor: bool) -> Vec<String> {
         let mut arguments = vec!["--config".to_owned(), self.config.display().to_string()];
+        if let Some(number) = self.number {
+            arguments.extend(["--number".to_owned(), number.to_string()]);
+        }
         if let Some(fd) = listen_fd.filter(|_| self.listens) {
             arguments.extend(["--listen-fd".to_owned(), fd.to_string()]);
         }
@@ -46,6 +52,8 @@ impl ChildSpec {
 
 #[cfg(test)]
 mod tests {
+    use proto::Topology;
+
     use super::*;
 
     #[test]
@@ -64,6 +72,10 @@ mod tests {
                 format!("/opt/bin/tokenizer-proc --config {file} --listen-fd 7"),
             ]
         );
+        let several = Topology { tokenizer_worker_num: 2, detokenizer_worker_num: 1 };
+        let children = plan(&ServeConfig { topology: several, ..config.clone() }, Path::new("/opt/bin"));
+        let second = children.last().expect("there are four").arguments(Some(7), false);
+        assert_eq!(second, ["--config", &file, "--number", "1", "--listen-fd", "7"]);
         let scheduler = plan(&config, Path::new("/opt/bin")).remove(0);
         assert_eq!(scheduler.arguments(Some(7), true), ["--config", &file, "--successor"]);
     }

@@ -17,7 +17,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use proto::text::gguf_tokenizer;
-use proto::{DeviceKind, Dtype, ModelConfig, ServeConfig, ServerConfig, Weights};
+use proto::{DeviceKind, Dtype, ModelConfig, ServeConfig, ServerConfig, Topology, Weights};
 
 pub use machine::Machine;
 
@@ -45,6 +45,10 @@ pub fn resolve(args: &Args, run_dir: &Path, port: u16, machine: &Machine) -> Res
     let notes = std::iter::once(summary(&model, spec.as_ref())).chain(note).chain(spec_notes).collect();
     let mut config = ServeConfig {
         run_dir: run_dir.to_owned(),
+        topology: Topology {
+            tokenizer_worker_num: args.processes.tokenizer_worker_num,
+            detokenizer_worker_num: args.processes.detokenizer_worker_num,
+        },
         server,
         model,
         schedule,

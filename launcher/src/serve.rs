@@ -8,8 +8,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::sys::socket::Backlog;
 use proto::link::{AckMode, LinkEvent, LinkHandle, LinkSpec, LinkThread, Side};
-use proto::{Command, Endpoints, HEALTH_INTERVAL, Incarnation, Role, ServeConfig, ServerHealth, Status};
+use proto::{
+    Command, Endpoints, HEALTH_INTERVAL, Incarnation, Member, Role, ServeConfig, ServerHealth, Status,
+    Topology,
+};
 
 use crate::admin;
 use crate::args::Args;
@@ -70,8 +74,8 @@ pub fn run(args: &Args) -> Result<Outcome> {
     }
     let bin = std::env::current_exe()?.parent().context("the launcher lies in a folder")?.to_owned();
     let mut server = Server {
-        controls: open_controls(&links, run_dir.path(), &events),
-        specs: plan(&config, &bin).into_iter().map(|spec| (spec.role, spec)).collect(),
+        controls: open_controls(&links, run_dir.path(), config.topology, &events),
+        specs: plan(&config, &bin).into_iter().map(|spec| (spec.member, spec)).collect(),
         children: BTreeMap::new(),
         config,
         listener,
@@ -111,27 +115,32 @@ fn limits(args: &Args) -> Result<Limits> {
 fn open_controls(
     links: &LinkThread,
     run_dir: &Path,
+    topology: Topology,
     events: &Sender<Event>,
-) -> BTreeMap<Role, LinkHandle<Command>> {
+) -> BTreeMap<Member, LinkHandle<Command>> {
     let endpoints = Endpoints::new(run_dir);
-    let open = |role| {
-        let spec =
-            LinkSpec { path: endpoints.control(role), side: Side::Bind, peer: role, ack: AckMode::Auto };
+    let open = |member: Member| {
+        let spec = LinkSpec {
+            path: endpoints.control(member),
+            side: Side::Bind,
+            peer: member.role,
+            ack: AckMode::Auto,
+        };
         let events = events.clone();
         let mut speaker = None;
         // The loop is gone only when the server has ended.
         links.open::<Command, Status>(spec, move |event| match (event, speaker) {
             (LinkEvent::Up { peer, .. }, _) => {
                 speaker = Some(peer);
-                let _ = events.send(Event::Up(role, peer));
+                let _ = events.send(Event::Up(member, peer));
             }
             (LinkEvent::Message { message, .. }, Some(peer)) => {
-                let _ = events.send(Event::Status(role, peer, message));
+                let _ = events.send(Event::Status(member, peer, message));
             }
             _ => {}
         })
     };
-    Role::CHILDREN.into_iter().map(|role| (role, open(role))).collect()
+    topology.children().into_iter().map(|member| (member, open(member))).collect()
 }
 
 /// A server, its children and all that is needed to replace one.
@@ -141,9 +150,9 @@ struct Server {
     address: SocketAddr,
     console: Console,
     events: Sender<Event>,
-    controls: BTreeMap<Role, LinkHandle<Command>>,
-    specs: BTreeMap<Role, ChildSpec>,
-    children: BTreeMap<Role, Child>,
+    controls: BTreeMap<Member, LinkHandle<Command>>,
+    specs: BTreeMap<Member, ChildSpec>,
+    children: BTreeMap<Member, Child>,
     board: Board,
     /// `None` without `--enable-metrics`.
     metrics: Option<LauncherMetrics>,
@@ -152,8 +161,8 @@ struct Server {
 
 impl Server {
     fn start_all(&mut self) -> Result<()> {
-        for role in Role::CHILDREN {
-            if let Err(error) = self.start(role) {
+        for member in self.config.topology.children() {
+            if let Err(error) = self.start(member) {
                 self.children.values().for_each(|child| child.signal(nix::sys::signal::Signal::SIGKILL));
                 return Err(error);
             }
@@ -161,17 +170,18 @@ impl Server {
         Ok(())
     }
 
-    fn start(&mut self, role: Role) -> Result<()> {
+    fn start(&mut self, member: Member) -> Result<()> {
         let surroundings =
             Surroundings { listener: &self.listener, console: &self.console, events: &self.events };
-        let successor = self.children.contains_key(&role);
-        let child = Child::spawn(&self.specs[&role], successor, surroundings)?;
-        self.children.insert(role, child);
+        let successor = self.children.contains_key(&member);
+        let child = Child::spawn(&self.specs[&member], successor, surroundings)?;
+        self.children.insert(member, child);
         Ok(())
     }
 
     fn supervise(&mut self, inbox: &Receiver<Event>, limits: Limits) -> Outcome {
-        let mut supervisor = Supervisor::new(Patience::default(), limits, Instant::now());
+        let mut supervisor =
+            Supervisor::new(self.config.topology, Patience::default(), limits, Instant::now());
         let mut next_report = Instant::now();
         let mut reported = ServerHealth::default();
         loop {
@@ -199,12 +209,11 @@ impl Server {
 
     /// Tells everybody who wants to know how the processes are doing.
     fn report(&mut self, supervisor: &Supervisor, health: &ServerHealth, now: Instant) {
-        let pids = self.children.iter().map(|(role, child)| (*role, child.pid())).collect();
+        let pids = self.children.iter().map(|(member, child)| (*member, child.pid())).collect();
         self.board.update(supervisor, &pids, now);
-        if let Some(tokenizer) = self.controls.get(&Role::Tokenizer)
-            && tokenizer.backlog().messages < WAITING_HEALTH
-        {
-            let _ = tokenizer.send(&Command::Health(health.clone()));
+        let fronts = self.controls.iter().filter(|(member, _)| member.role == Role::Tokenizer);
+        for (_, control) in fronts.filter(|(_, control)| control.backlog().messages < WAITING_HEALTH) {
+            let _ = control.send(&Command::Health(health.clone()));
         }
         if let Some(error) = self.metrics.as_mut().and_then(|metrics| metrics.publish(health)) {
             self.console.complain(error);
@@ -213,35 +222,36 @@ impl Server {
 
     fn carry_out(&mut self, action: Action) {
         match action {
-            Action::Tell(role, command) => {
-                if let Some(control) = self.controls.get(&role) {
+            Action::Tell(member, command) => {
+                if let Some(control) = self.controls.get(&member) {
                     // A child that cannot be told meets the signal that follows at the deadline.
                     let _ = control.send(&command);
                 }
             }
-            Action::Signal(role, signal) => {
-                self.console.complain(format!("{role} gets {signal}"));
-                if let Some(child) = self.children.get(&role) {
+            Action::Signal(member, signal) => {
+                self.console.complain(format!("{member} gets {signal}"));
+                if let Some(child) = self.children.get(&member) {
                     child.signal(signal);
                 }
             }
-            Action::Start(role) => {
-                if let Err(error) = self.start(role) {
+            Action::Start(member) => {
+                if let Err(error) = self.start(member) {
                     // The loop holds the other end.
-                    let _ = self.events.send(Event::CannotStart(role, format!("{error:#}")));
+                    let _ = self.events.send(Event::CannotStart(member, format!("{error:#}")));
                 }
             }
-            Action::Bury(role) => {
-                self.console.progress_end(role);
-                if let Some(error) = self.metrics.as_mut().and_then(|metrics| metrics.bury(role)) {
+            Action::Bury(member) => {
+                self.console.progress_end(member);
+                if let Some(error) = self.metrics.as_mut().and_then(|metrics| metrics.bury(member)) {
                     self.console.complain(error);
                 }
             }
-            Action::Progress { role, stage, done, total } => self.console.progress(role, &stage, done, total),
-            Action::ChildReady { role, detail, after } => {
-                self.console.progress_end(role);
-                let line =
-                    format!("{:<12} ready after {:.1} s  {detail}", role.as_str(), after.as_secs_f64());
+            Action::Progress { member, stage, done, total } => {
+                self.console.progress(member, &stage, done, total)
+            }
+            Action::ChildReady { member, detail, after } => {
+                self.console.progress_end(member);
+                let line = format!("{member:<12} ready after {:.1} s  {detail}", after.as_secs_f64());
                 self.console.say(line.trim_end());
             }
             Action::Serving => self.welcome(),
@@ -266,7 +276,7 @@ impl Server {
 /// Whether something changed that others should not have to wait for.
 fn is_news(now: &ServerHealth, before: &ServerHealth) -> bool {
     let facts = |health: &ServerHealth| -> Vec<_> {
-        health.processes.iter().map(|p| (p.role, p.alive, p.ready, p.restarts)).collect()
+        health.processes.iter().map(|p| (p.process, p.alive, p.ready, p.restarts)).collect()
     };
     facts(now) != facts(before)
 }
@@ -283,7 +293,11 @@ fn next_event(inbox: &Receiver<Event>, deadline: Option<Instant>) -> Event {
 
 fn listen(host: &str, port: u16) -> Result<TcpListener> {
     match TcpListener::bind((host, port)) {
-        Ok(listener) => Ok(listener),
+        Ok(listener) => {
+            // While a tokenizer process is replaced, connections wait here: more than the usual 128.
+            nix::sys::socket::listen(&listener, Backlog::MAXALLOWABLE)?;
+            Ok(listener)
+        }
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
             bail!("--port {port} is in use on {host}; choose another one, or 0 for a free one")
         }

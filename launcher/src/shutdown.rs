@@ -1,13 +1,13 @@
 //! Owns how the server ends: in which order its children go, and how much force is used when.
 //!
-//! After a signal the tokenizer process goes first: it stops admitting, answers what runs, and leaves; then nothing
+//! After a signal the tokenizer processes go first: they stop admitting, answer what runs, and leave; then nothing
 //! is left to do for the others. After a failure it goes last, because its clients wait for an answer until the end.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use proto::{Command, Role};
+use proto::{Command, Member, Role};
 
 use crate::supervise::Action;
 
@@ -108,9 +108,10 @@ impl Ending {
     }
 
     /// Moves on: to the next stage when the children of this one are gone, to more force when their time is up.
-    pub(crate) fn advance(&mut self, alive: &BTreeSet<Role>, now: Instant) -> Vec<Action> {
+    pub(crate) fn advance(&mut self, alive: &BTreeSet<Member>, now: Instant) -> Vec<Action> {
         while let Some(stage) = self.stages.first() {
-            let left: Vec<Role> = stage.roles.iter().copied().filter(|role| alive.contains(role)).collect();
+            let left: Vec<_> =
+                alive.iter().copied().filter(|member| stage.roles.contains(&member.role)).collect();
             if left.is_empty() {
                 self.stages.remove(0);
                 self.deadline = None;
@@ -127,13 +128,13 @@ impl Ending {
     }
 
     /// Ends every child at once.
-    pub(crate) fn force(&mut self, alive: &BTreeSet<Role>, now: Instant) -> Vec<Action> {
+    pub(crate) fn force(&mut self, alive: &BTreeSet<Member>, now: Instant) -> Vec<Action> {
         self.stages = vec![Stage { roles: Role::CHILDREN.to_vec(), first: Pressure::Kill }];
-        let all: Vec<Role> = alive.iter().copied().collect();
+        let all: Vec<Member> = alive.iter().copied().collect();
         self.apply(Pressure::Kill, &all, now)
     }
 
-    fn apply(&mut self, pressure: Pressure, roles: &[Role], now: Instant) -> Vec<Action> {
+    fn apply(&mut self, pressure: Pressure, members: &[Member], now: Instant) -> Vec<Action> {
         let patience = match pressure {
             Pressure::Drain => self.drain,
             Pressure::Stop => self.patience.stop,
@@ -142,13 +143,13 @@ impl Ending {
         self.pressure = pressure;
         self.deadline = Some(now + patience);
         self.killed |= pressure == Pressure::Kill;
-        let action = |role: &Role| match pressure {
-            Pressure::Drain => Action::Tell(*role, Command::Drain),
-            Pressure::Stop => Action::Tell(*role, Command::Stop),
-            Pressure::Terminate => Action::Signal(*role, Signal::SIGTERM),
-            Pressure::Kill => Action::Signal(*role, Signal::SIGKILL),
+        let action = |member: &Member| match pressure {
+            Pressure::Drain => Action::Tell(*member, Command::Drain),
+            Pressure::Stop => Action::Tell(*member, Command::Stop),
+            Pressure::Terminate => Action::Signal(*member, Signal::SIGTERM),
+            Pressure::Kill => Action::Signal(*member, Signal::SIGKILL),
         };
-        roles.iter().map(action).collect()
+        members.iter().map(action).collect()
     }
 }
 
@@ -173,12 +174,12 @@ mod tests {
     #[test]
     fn an_orderly_end_drains_the_front_and_then_stops_the_rest() {
         let start = Instant::now();
-        let mut alive: BTreeSet<_> = Role::CHILDREN.into();
+        let mut alive: BTreeSet<Member> = Role::CHILDREN.map(Member::only).into();
         let mut ending = Ending::orderly(&Patience::default(), Duration::from_secs(3));
         assert_eq!(show(&ending.advance(&alive, start)), ["Tell(Tokenizer, Drain)"]);
         assert_eq!(ending.deadline(), Some(start + Duration::from_secs(3)));
         assert_eq!(show(&ending.advance(&alive, start)), [""; 0], "nothing new before the deadline");
-        alive.remove(&Role::Tokenizer);
+        alive.remove(&Role::Tokenizer.into());
         assert_eq!(
             show(&ending.advance(&alive, start)),
             ["Tell(Scheduler, Stop)", "Tell(Detokenizer, Stop)"]
@@ -190,7 +191,7 @@ mod tests {
     #[test]
     fn a_child_that_does_not_leave_meets_ever_more_force() {
         let mut now = Instant::now();
-        let mut alive: BTreeSet<_> = [Role::Tokenizer].into();
+        let mut alive: BTreeSet<Member> = [Role::Tokenizer.into()].into();
         let mut ending = Ending::orderly(&Patience::default(), Duration::from_secs(3));
         let mut seen = Vec::new();
         for _ in 0..5 {
@@ -215,10 +216,10 @@ mod tests {
     #[test]
     fn after_a_failure_the_clients_are_answered_last() {
         let now = Instant::now();
-        let mut alive: BTreeSet<_> = [Role::Detokenizer, Role::Tokenizer].into();
+        let mut alive: BTreeSet<Member> = [Role::Detokenizer, Role::Tokenizer].map(Member::only).into();
         let mut ending = Ending::after_failure(&Patience::default());
         assert_eq!(show(&ending.advance(&alive, now)), ["Tell(Detokenizer, Stop)"]);
-        alive.remove(&Role::Detokenizer);
+        alive.remove(&Role::Detokenizer.into());
         assert_eq!(show(&ending.advance(&alive, now)), ["Tell(Tokenizer, Stop)"]);
     }
 }

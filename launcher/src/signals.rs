@@ -16,6 +16,8 @@ pub(crate) fn forward(events: Sender<Event>) -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     // The terminal went away.
     let mut hangup = signal(SignalKind::hangup())?;
+    // Caught, so that a file that may not grow is an error of its writer's and not the end of the server.
+    drop(signal(SignalKind::from_raw(nix::libc::SIGXFSZ))?);
     drop(guard);
     thread::Builder::new().name("signals".into()).spawn(move || {
         runtime.block_on(async move {

@@ -1,73 +1,22 @@
 //! Owns the state of the server as the launcher sees it: one closed set of events in, actions out. It starts and
 //! signals nothing itself, so every course of events can be tested.
 
+mod event;
 mod post;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use proto::{Command, Incarnation, Role, ServerHealth, Status};
+use proto::{Command, Incarnation, Member, Role, ServerHealth, Status, Topology};
 
 use crate::shutdown::{Ending, Patience};
 use post::{Life, Post};
 
+pub(crate) use event::{Action, Event, Order};
 pub(crate) use post::Limits;
-
-/// Everything that can happen to the launcher.
-#[derive(Debug)]
-pub(crate) enum Event {
-    /// A child has said hello.
-    Up(Role, Incarnation),
-    Status(Role, Incarnation, Status),
-    Exited(Role, ExitStatus),
-    /// A child that was to be started could not be.
-    CannotStart(Role, String),
-    /// The launcher itself was signalled.
-    Signal(Signal),
-    /// An operator asks for something.
-    Order(Order),
-    /// A deadline passed.
-    Timeout,
-}
-
-/// What an operator can ask for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// Replace a child by a new one.
-    Restart(Role),
-    /// End the server as SIGTERM does.
-    Drain,
-}
-
-/// What is to be done about it.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Action {
-    Tell(Role, Command),
-    Signal(Role, Signal),
-    /// Start this child; the life before it is over.
-    Start(Role),
-    /// A child is dead, and what it leaves behind is to be put in order.
-    Bury(Role),
-    /// A start-up stage of a child moved on.
-    Progress {
-        role: Role,
-        stage: String,
-        done: u64,
-        total: u64,
-    },
-    /// A child does its work from now on.
-    ChildReady {
-        role: Role,
-        detail: String,
-        after: Duration,
-    },
-    /// All do: the address may be announced.
-    Serving,
-    Notice(String),
-}
 
 /// How it ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,20 +44,24 @@ enum Cause {
     Asked,
     Forced(Signal),
     /// What is known when nobody gives a better reason.
-    Failed(Role, String),
+    Failed(Member, String),
 }
 
 /// The launcher's view of its children.
 pub(crate) struct Supervisor {
     phase: Phase,
-    posts: BTreeMap<Role, Post>,
+    posts: BTreeMap<Member, Post>,
+    /// To be replaced, each when the one before is at work again.
+    rolling: VecDeque<Member>,
+    /// The one that is being replaced.
+    replacing: Option<Member>,
     limits: Limits,
     patience: Patience,
     signalled: Option<Instant>,
     /// The last event, to notice that the launcher itself stood still.
     last_event: Instant,
     /// What children said of themselves, for the one that ends the server.
-    reasons: BTreeMap<Role, String>,
+    reasons: BTreeMap<Member, String>,
 }
 
 /// `timeout` and some shells signal a process and its group: what comes twice within this time was sent once.
@@ -118,10 +71,13 @@ const STOOD_STILL: Duration = Duration::from_secs(1);
 
 impl Supervisor {
     /// All children have just been started.
-    pub(crate) fn new(patience: Patience, limits: Limits, now: Instant) -> Self {
+    pub(crate) fn new(topology: Topology, patience: Patience, limits: Limits, now: Instant) -> Self {
+        let children = topology.children().into_iter();
         Self {
             phase: Phase::Starting,
-            posts: Role::CHILDREN.into_iter().map(|role| (role, Post::new(role, now))).collect(),
+            posts: children.map(|member| (member, Post::new(member, now))).collect(),
+            rolling: VecDeque::new(),
+            replacing: None,
             limits,
             patience,
             signalled: None,
@@ -135,14 +91,20 @@ impl Supervisor {
         if stood_still > STOOD_STILL {
             self.posts.values_mut().for_each(|post| post.forgive(stood_still));
         }
+        let mut actions = self.take(event, now);
+        actions.extend(self.roll(now));
+        actions
+    }
+
+    fn take(&mut self, event: Event, now: Instant) -> Vec<Action> {
         match event {
-            Event::Up(role, incarnation) => {
-                self.post(role).hears(incarnation, now);
+            Event::Up(member, incarnation) => {
+                self.post(member).hears(incarnation, now);
                 Vec::new()
             }
-            Event::Status(role, incarnation, status) => self.on_status(role, incarnation, status, now),
-            Event::Exited(role, status) => self.on_death(role, describe(status), now),
-            Event::CannotStart(role, why) => self.on_death(role, why, now),
+            Event::Status(member, incarnation, status) => self.on_status(member, incarnation, status, now),
+            Event::Exited(member, status) => self.on_death(member, describe(status), now),
+            Event::CannotStart(member, why) => self.on_death(member, why, now),
             Event::Signal(signal) => self.on_signal(signal, now),
             Event::Order(order) => self.on_order(order, now),
             Event::Timeout => self.on_timeout(now),
@@ -166,9 +128,9 @@ impl Supervisor {
             return None;
         }
         Some(match cause {
-            Cause::Failed(role, what) => {
-                let said = self.reasons.get(role).map_or(what.as_str(), String::as_str);
-                Outcome { code: EXIT_FAILED, reason: Some(format!("{role}: {said}")) }
+            Cause::Failed(member, what) => {
+                let said = self.reasons.get(member).map_or(what.as_str(), String::as_str);
+                Outcome { code: EXIT_FAILED, reason: Some(format!("{member}: {said}")) }
             }
             Cause::Forced(signal) => Outcome { code: EXIT_FORCED + *signal as u8, reason: None },
             Cause::Asked if ending.killed => {
@@ -182,7 +144,7 @@ impl Supervisor {
     /// Whether the child whose failure ends the server may still tell why: its last words travel over a link and
     /// can arrive after its exit.
     pub(crate) fn awaits_last_words(&self) -> bool {
-        matches!(&self.phase, Phase::Ending { cause: Cause::Failed(role, _), .. } if !self.reasons.contains_key(role))
+        matches!(&self.phase, Phase::Ending { cause: Cause::Failed(member, _), .. } if !self.reasons.contains_key(member))
     }
 
     /// How every child is doing.
@@ -191,8 +153,8 @@ impl Supervisor {
     }
 
     /// What is known of a child beyond that.
-    pub(crate) fn story(&self, role: Role) -> Story {
-        let post = &self.posts[&role];
+    pub(crate) fn story(&self, member: Member) -> Story {
+        let post = &self.posts[&member];
         Story {
             state: match post.life {
                 Life::Starting => "starting",
@@ -207,12 +169,12 @@ impl Supervisor {
         }
     }
 
-    fn post(&mut self, role: Role) -> &mut Post {
-        self.posts.get_mut(&role).expect("every role that is supervised has a post")
+    fn post(&mut self, member: Member) -> &mut Post {
+        self.posts.get_mut(&member).expect("every process that is supervised has a post")
     }
 
-    fn alive(&self) -> BTreeSet<Role> {
-        self.posts.iter().filter(|(_, post)| post.is_alive()).map(|(role, _)| *role).collect()
+    fn alive(&self) -> BTreeSet<Member> {
+        self.posts.iter().filter(|(_, post)| post.is_alive()).map(|(member, _)| *member).collect()
     }
 
     /// Whether a child that dies is started again: also while the front still answers what runs.
@@ -225,45 +187,45 @@ impl Supervisor {
 
     fn on_status(
         &mut self,
-        role: Role,
+        member: Member,
         incarnation: Incarnation,
         status: Status,
         now: Instant,
     ) -> Vec<Action> {
         if let Status::Failed { reason } = &status {
-            self.reasons.insert(role, reason.clone());
-            if self.post(role).is_buried(incarnation) {
-                self.post(role).last_end = Some(reason.clone());
+            self.reasons.insert(member, reason.clone());
+            if self.post(member).is_buried(incarnation) {
+                self.post(member).last_end = Some(reason.clone());
             }
         }
-        if !self.post(role).hears(incarnation, now) {
+        if !self.post(member).hears(incarnation, now) {
             return Vec::new();
         }
         match status {
-            Status::Progress { stage, done, total } => vec![Action::Progress { role, stage, done, total }],
-            Status::Ready { detail } => self.on_ready(role, detail, now),
+            Status::Progress { stage, done, total } => vec![Action::Progress { member, stage, done, total }],
+            Status::Ready { detail } => self.on_ready(member, detail, now),
             Status::Heartbeat(beat) => {
-                self.post(role).beat(beat, now);
+                self.post(member).beat(beat, now);
                 Vec::new()
             }
             // It leaves by itself right after.
             Status::Failed { reason } => {
-                self.post(role).verdict = Some(reason.clone());
+                self.post(member).verdict = Some(reason.clone());
                 match self.phase {
-                    Phase::Starting => self.fail(role, reason, now),
+                    Phase::Starting => self.fail(member, reason, now),
                     Phase::Serving | Phase::Ending { .. } => Vec::new(),
                 }
             }
         }
     }
 
-    fn on_ready(&mut self, role: Role, detail: String, now: Instant) -> Vec<Action> {
-        let post = self.post(role);
+    fn on_ready(&mut self, member: Member, detail: String, now: Instant) -> Vec<Action> {
+        let post = self.post(member);
         if post.life != Life::Starting {
             return Vec::new();
         }
         post.ready();
-        let mut actions = vec![Action::ChildReady { role, detail, after: now - post.started }];
+        let mut actions = vec![Action::ChildReady { member, detail, after: now - post.started }];
         let all = self.posts.values().all(|post| post.life == Life::Ready);
         if matches!(self.phase, Phase::Starting) && all {
             self.phase = Phase::Serving;
@@ -273,38 +235,39 @@ impl Supervisor {
     }
 
     /// A child is gone: it is replaced, unless the server ends, or ends because of it.
-    fn on_death(&mut self, role: Role, how: String, now: Instant) -> Vec<Action> {
+    fn on_death(&mut self, member: Member, how: String, now: Instant) -> Vec<Action> {
         let limits = self.limits.clone();
-        let post = self.post(role);
+        let post = self.post(member);
         let how = post.died(how, &limits, now);
         let loops = post.loops(&limits);
-        let mut actions = vec![Action::Bury(role)];
+        let mut actions = vec![Action::Bury(member)];
         actions.extend(match &self.phase {
-            Phase::Starting => self.fail(role, how, now),
-            Phase::Ending { ending, .. } if !ending.is_draining() || role == Role::Tokenizer => {
+            Phase::Starting => self.fail(member, how, now),
+            Phase::Ending { ending, .. } if !ending.is_draining() || member.role == Role::Tokenizer => {
                 self.advance(now)
             }
             Phase::Serving | Phase::Ending { .. } if loops => {
                 let (count, window) = (limits.deaths, limits.window.as_secs());
-                self.fail(role, format!("died {count} times within {window} s, at last: {how}"), now)
+                self.fail(member, format!("died {count} times within {window} s, at last: {how}"), now)
             }
-            Phase::Serving | Phase::Ending { .. } => self.replace(role, &how, now),
+            Phase::Serving | Phase::Ending { .. } => self.replace(member, &how, now),
         });
         actions
     }
 
-    fn replace(&mut self, role: Role, how: &str, now: Instant) -> Vec<Action> {
-        self.reasons.remove(&role);
-        self.post(role).pause(now);
-        let mut actions = vec![Action::Notice(format!("{role}: {how}; starting it again"))];
+    fn replace(&mut self, member: Member, how: &str, now: Instant) -> Vec<Action> {
+        self.reasons.remove(&member);
+        self.post(member).pause(now);
+        let mut actions = vec![Action::Notice(format!("{member}: {how}; starting it again"))];
         actions.extend(self.start_due(now));
         actions
     }
 
     fn start_due(&mut self, now: Instant) -> Vec<Action> {
         let due = |post: &Post| matches!(post.life, Life::Pausing { until } if until <= now);
-        let due: Vec<Role> = self.posts.iter().filter(|(_, post)| due(post)).map(|(role, _)| *role).collect();
-        due.iter().for_each(|role| self.post(*role).restarted(now));
+        let due: Vec<Member> =
+            self.posts.iter().filter(|(_, post)| due(post)).map(|(member, _)| *member).collect();
+        due.iter().for_each(|member| self.post(*member).restarted(now));
         due.into_iter().map(Action::Start).collect()
     }
 
@@ -342,28 +305,51 @@ impl Supervisor {
             (Order::Drain, Phase::Serving) => {
                 self.end(Ending::orderly(&self.patience, self.patience.drain), Cause::Asked, now)
             }
-            (Order::Restart(role), Phase::Serving) => self.send_away(role, now),
+            (Order::Restart(name), Phase::Serving) => {
+                let named = self.posts.keys().copied().filter(|member| name.means(*member));
+                let new: Vec<_> = named.filter(|member| !self.is_to_be_replaced(*member)).collect();
+                self.rolling.extend(new);
+                Vec::new()
+            }
             (Order::Drain, Phase::Ending { .. })
             | (Order::Restart(_), Phase::Starting | Phase::Ending { .. }) => Vec::new(),
         }
     }
 
-    /// Asks a child to leave so that it can be replaced. The front answers what it holds first; the others have
-    /// nothing that their successors do not get again.
-    fn send_away(&mut self, role: Role, now: Instant) -> Vec<Action> {
+    fn is_to_be_replaced(&self, member: Member) -> bool {
+        self.replacing == Some(member) || self.rolling.contains(&member)
+    }
+
+    /// Goes on to the next child that is to be replaced, once the one before is at work.
+    fn roll(&mut self, now: Instant) -> Vec<Action> {
+        let mut actions = Vec::new();
+        while matches!(self.phase, Phase::Serving) {
+            if self.replacing.is_some_and(|member| self.post(member).life != Life::Ready) {
+                break;
+            }
+            self.replacing = self.rolling.pop_front();
+            let Some(member) = self.replacing else { break };
+            actions.extend(self.send_away(member, now));
+        }
+        actions
+    }
+
+    /// Asks a child to leave so that it can be replaced. A front answers what it holds first, and leaves new clients
+    /// to others or to its successor; the others have nothing that their successors do not get again.
+    fn send_away(&mut self, member: Member, now: Instant) -> Vec<Action> {
         let farewell = self.limits.farewell;
-        let post = self.post(role);
+        let post = self.post(member);
         match post.life {
             Life::Ready => {
                 post.life = Life::Leaving { until: now + farewell };
-                let command = if role == Role::Tokenizer { Command::Drain } else { Command::Stop };
-                vec![Action::Tell(role, command)]
+                let command = if member.role == Role::Tokenizer { Command::Retire } else { Command::Stop };
+                vec![Action::Tell(member, command)]
             }
             // It holds nothing yet, and may not listen.
             Life::Starting => {
                 post.life = Life::Dying;
                 post.verdict = Some("was replaced while it started".to_owned());
-                vec![Action::Signal(role, Signal::SIGKILL)]
+                vec![Action::Signal(member, Signal::SIGKILL)]
             }
             Life::Leaving { .. } | Life::Dying | Life::Pausing { .. } | Life::Gone => Vec::new(),
         }
@@ -372,11 +358,11 @@ impl Supervisor {
     fn on_timeout(&mut self, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
         if self.replaces() {
-            for (role, post) in &mut self.posts {
+            for (member, post) in &mut self.posts {
                 if let Some(why) = post.hangs(&self.limits, now) {
                     post.life = Life::Dying;
                     post.verdict = Some(why);
-                    actions.push(Action::Signal(*role, Signal::SIGKILL));
+                    actions.push(Action::Signal(*member, Signal::SIGKILL));
                 }
             }
             actions.extend(self.start_due(now));
@@ -397,13 +383,13 @@ impl Supervisor {
     }
 
     /// A child is gone for good.
-    fn fail(&mut self, role: Role, what: String, now: Instant) -> Vec<Action> {
+    fn fail(&mut self, member: Member, what: String, now: Instant) -> Vec<Action> {
         let ending = match &self.phase {
             Phase::Ending { ending, .. } if !ending.is_draining() => return Vec::new(),
             Phase::Starting => Ending::during_start(&self.patience),
             Phase::Serving | Phase::Ending { .. } => Ending::after_failure(&self.patience),
         };
-        self.end(ending, Cause::Failed(role, what), now)
+        self.end(ending, Cause::Failed(member, what), now)
     }
 
     fn end(&mut self, mut ending: Ending, cause: Cause, now: Instant) -> Vec<Action> {
@@ -419,12 +405,12 @@ impl Supervisor {
     /// What is being replaced holds nothing, and may not listen yet.
     fn stop_replacing(&mut self) -> Vec<Action> {
         let mut actions = Vec::new();
-        for (role, post) in &mut self.posts {
+        for (member, post) in &mut self.posts {
             match post.life {
                 Life::Pausing { .. } => post.life = Life::Gone,
                 Life::Starting if post.restarts > 0 => {
                     post.life = Life::Dying;
-                    actions.push(Action::Signal(*role, Signal::SIGKILL));
+                    actions.push(Action::Signal(*member, Signal::SIGKILL));
                 }
                 _ => {}
             }

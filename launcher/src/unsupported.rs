@@ -17,7 +17,6 @@ const FLAGS: &[(&str, &str)] = &[
     ("--data-parallel-size", "there is one scheduler for now; data parallelism comes with a later release"),
     ("--load-balance-method", "there is one scheduler for now; data parallelism comes with a later release"),
     ("--enable-dp-attention", ONE_DEVICE),
-    ("--tokenizer-worker-num", "one tokenizer process serves all connections"),
     ("--tokenizer-mode", "there is one tokenizer implementation, the fast one"),
     ("--tokenizer-backend", "there is one tokenizer implementation, the fast one"),
     ("--quantization", QUANTIZATION),

@@ -21,6 +21,7 @@ use crate::control::{Command, Status};
 use crate::endpoints::Endpoints;
 use crate::ids::{Incarnation, Role};
 use crate::link::{AckMode, LinkEvent, LinkHandle, LinkSpec, LinkThread, Side};
+use crate::topology::Member;
 use args::Args;
 use guard::Launcher;
 
@@ -32,6 +33,8 @@ pub use status::StatusReporter;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     Running,
+    /// Take no more clients: a successor does. Serve those that are there.
+    Retiring,
     /// Admit nothing, finish what runs.
     Draining,
     /// Leave now.
@@ -83,6 +86,7 @@ impl ShutdownSender {
 /// What a child's `run` is given.
 pub struct Child {
     pub config: Arc<ServeConfig>,
+    pub member: Member,
     pub incarnation: Incarnation,
     pub links: LinkThread,
     pub shutdown: Shutdown,
@@ -109,6 +113,7 @@ impl Child {
         let (sender, shutdown) = Shutdown::new();
         let child = Self {
             config: Arc::new(config),
+            member: role.into(),
             incarnation,
             links,
             shutdown,
@@ -121,14 +126,14 @@ impl Child {
     }
 }
 
-/// A child's `main`: parses `--config FILE [--listen-fd N] [--successor]`, calls `run`, reports a failure to the launcher with
-/// its chain of causes, and returns the exit code.
+/// A child's `main`: parses `--config FILE [--number N] [--listen-fd N] [--successor]`, calls `run`, reports a
+/// failure to the launcher with its chain of causes, and returns the exit code.
 pub fn child_main<E: std::fmt::Display>(role: Role, run: impl FnOnce(Child) -> Result<(), E>) -> ExitCode {
     let args = match Args::parse(std::env::args_os().skip(1)) {
         Ok(args) => args,
         Err(error) => {
             eprintln!(
-                "{}: {error}\nusage: {} --config FILE [--listen-fd N] [--successor]",
+                "{}: {error}\nusage: {} --config FILE [--number N] [--listen-fd N] [--successor]",
                 role.binary(),
                 role.binary()
             );
@@ -143,7 +148,8 @@ pub fn child_main<E: std::fmt::Display>(role: Role, run: impl FnOnce(Child) -> R
         }
     };
     init_logging(&config.server.log_level);
-    match Post::take(role, &config) {
+    let member = args.number.map_or(Member::only(role), |number| Member::nth(role, number));
+    match Post::take(member, &config) {
         Ok(post) => post.serve(config, &args, run),
         Err(error) => {
             tracing::error!(%role, %error, "cannot start");
@@ -154,7 +160,7 @@ pub fn child_main<E: std::fmt::Display>(role: Role, run: impl FnOnce(Child) -> R
 
 /// A child's place under its launcher.
 struct Post {
-    role: Role,
+    member: Member,
     incarnation: Incarnation,
     /// The control link alone: it outlives the links of the child's work, so that their failure can be reported.
     control: LinkThread,
@@ -164,23 +170,23 @@ struct Post {
 }
 
 impl Post {
-    fn take(role: Role, config: &ServeConfig) -> io::Result<Self> {
+    fn take(member: Member, config: &ServeConfig) -> io::Result<Self> {
         let launcher = Launcher::bind_to_parent()?;
         let incarnation = Incarnation::now();
-        let control = LinkThread::start(role, incarnation)?;
+        let control = LinkThread::start(member.role, incarnation)?;
         let (sender, shutdown) = Shutdown::new();
         guard::watch_signals(&control, sender.clone())?;
         let health = HealthView::default();
         let heard = Heard { launcher: launcher.clone(), shutdown: sender, health: health.clone() };
-        let handle = open_control(&control, role, config, heard);
+        let handle = open_control(&control, member, config, heard);
         guard::watch_launcher(&control, launcher);
-        let stale_after = match role {
+        let stale_after = match member.role {
             Role::Scheduler => STALE_AFTER.max(watchdog(config)),
             _ => STALE_AFTER,
         };
         let status = StatusReporter::new(handle);
         status.beat_on(&control, stale_after);
-        Ok(Self { role, incarnation, control, shutdown, status, health })
+        Ok(Self { member, incarnation, control, shutdown, status, health })
     }
 
     fn serve<E: std::fmt::Display>(
@@ -191,6 +197,7 @@ impl Post {
     ) -> ExitCode {
         let child = Child {
             config: Arc::new(config),
+            member: self.member,
             incarnation: self.incarnation,
             links: self.control.sibling(),
             shutdown: self.shutdown,
@@ -212,7 +219,7 @@ impl Post {
         let code = match failure {
             None => ExitCode::SUCCESS,
             Some(reason) => {
-                tracing::error!(role = %self.role, reason, "failed");
+                tracing::error!(role = %self.member, reason, "failed");
                 self.status.failed(reason);
                 ExitCode::FAILURE
             }
@@ -233,9 +240,14 @@ struct Heard {
     health: HealthView,
 }
 
-fn open_control(links: &LinkThread, role: Role, config: &ServeConfig, heard: Heard) -> LinkHandle<Status> {
+fn open_control(
+    links: &LinkThread,
+    member: Member,
+    config: &ServeConfig,
+    heard: Heard,
+) -> LinkHandle<Status> {
     let spec = LinkSpec {
-        path: Endpoints::new(&config.run_dir).control(role),
+        path: Endpoints::new(&config.run_dir).control(member),
         side: Side::Connect,
         peer: Role::Launcher,
         ack: AckMode::Auto,
@@ -243,6 +255,7 @@ fn open_control(links: &LinkThread, role: Role, config: &ServeConfig, heard: Hea
     links.open(spec, move |event| match event {
         LinkEvent::Up { .. } => heard.launcher.heard(),
         LinkEvent::Down => heard.launcher.lost(),
+        LinkEvent::Message { message: Command::Retire, .. } => heard.shutdown.advance(Phase::Retiring),
         LinkEvent::Message { message: Command::Drain, .. } => heard.shutdown.advance(Phase::Draining),
         LinkEvent::Message { message: Command::Stop, .. } => heard.shutdown.advance(Phase::Stopping),
         LinkEvent::Message { message: Command::Health(health), .. } => heard.health.update(health),

@@ -7,12 +7,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::ids::TokenId;
+use crate::topology::Topology;
 
 /// Everything a process needs to know.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ServeConfig {
     /// Sockets, metric snapshots and the tokenizer rebuilt from a GGUF file live here, mode 0700.
     pub run_dir: PathBuf,
+    #[serde(default)]
+    pub topology: Topology,
     pub server: ServerConfig,
     pub model: ModelConfig,
     pub schedule: ScheduleConfig,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::Role;
+use crate::topology::Member;
 
 /// Child → launcher.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,13 +36,15 @@ pub const HEARTBEAT_INTERVAL: std::time::Duration = std::time::Duration::from_mi
 pub enum Command {
     /// Stop admitting; finish what runs, then exit with 0.
     Drain,
+    /// Leave to a successor: take no more connections, serve those that are there, then exit with 0.
+    Retire,
     /// Exit now with 0.
     Stop,
-    /// How the whole server is doing. Sent to the tokenizer process, every [`HEALTH_INTERVAL`] and when it changes.
+    /// How the whole server is doing. Sent to every tokenizer process, every [`HEALTH_INTERVAL`] and when it changes.
     Health(ServerHealth),
 }
 
-/// How often the launcher tells the tokenizer process how the server is doing.
+/// How often the launcher tells the tokenizer processes how the server is doing.
 pub const HEALTH_INTERVAL: std::time::Duration = std::time::Duration::from_millis(500);
 
 /// All children, as the launcher sees them.
@@ -54,7 +56,7 @@ pub struct ServerHealth {
 /// One child, as the launcher sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessHealth {
-    pub role: Role,
+    pub process: Member,
     /// The process exists.
     pub alive: bool,
     /// It does its work: neither loading nor about to be replaced.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::ids::Role;
+use crate::topology::{Front, Lane, Member};
 
 /// Where each link of one server lives.
 #[derive(Debug, Clone)]
@@ -16,22 +16,22 @@ impl Endpoints {
     }
 
     /// tokenizer ⇄ scheduler: `ToScheduler` one way, `ToTokenizer` the other. The scheduler binds.
-    pub fn scheduler(&self) -> PathBuf {
-        self.run_dir.join("sched.sock")
+    pub fn scheduler(&self, front: Front) -> PathBuf {
+        self.run_dir.join(format!("sched.{}.sock", front.0))
     }
 
     /// scheduler → detokenizer: `ToDetokenizer`. The scheduler binds.
-    pub fn detokenizer(&self) -> PathBuf {
-        self.run_dir.join("detok.sock")
+    pub fn detokenizer(&self, lane: Lane) -> PathBuf {
+        self.run_dir.join(format!("detok.{}.sock", lane.0))
     }
 
     /// detokenizer → tokenizer: `ToTokenizer`. The tokenizer process binds.
-    pub fn text(&self) -> PathBuf {
-        self.run_dir.join("text.sock")
+    pub fn text(&self, lane: Lane) -> PathBuf {
+        self.run_dir.join(format!("text.{}.sock", lane.0))
     }
 
     /// child ⇄ launcher: `Status` one way, `Command` the other. The launcher binds.
-    pub fn control(&self, child: Role) -> PathBuf {
+    pub fn control(&self, child: Member) -> PathBuf {
         self.run_dir.join(format!("ctl.{child}.sock"))
     }
 

@@ -6,7 +6,7 @@
 //! every child ─Status→ launcher ─Command→ every child
 //! ```
 //!
-//! Layers, bottom up: `ids`; the values (`sampling`, `finish`, `logprobs`, `acceptance`); the messages, one file
+//! Layers, bottom up: `ids`, `topology`; the values (`sampling`, `finish`, `logprobs`, `acceptance`); the messages, one file
 //! per receiver (`to_scheduler`, `to_detokenizer`, `to_tokenizer`, `control`); `config`; `token_bytes` (what an id
 //! stands for) and, for who asks, `text` (what messages stand for); `wire` (bytes) and `link` (delivery).
 
@@ -27,6 +27,7 @@ mod to_detokenizer;
 mod to_scheduler;
 mod to_tokenizer;
 mod token_bytes;
+mod topology;
 pub mod wire;
 
 pub use acceptance::SpecCounters;
@@ -52,3 +53,4 @@ pub use to_tokenizer::{
     ToTokenizer,
 };
 pub use token_bytes::{TokenBytes, TokenBytesError, TokenKind, TokenPiece};
+pub use topology::{Front, Lane, Member, Topology, UnknownMember};

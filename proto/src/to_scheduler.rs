@@ -1,4 +1,4 @@
-//! Owns the messages that a scheduler receives (from the tokenizer process).
+//! Owns the messages that a scheduler receives (from the tokenizer processes).
 
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +13,8 @@ pub enum ToScheduler {
     Abort(AbortReq),
     FlushCache(FlushCacheReqInput),
     GetInternalState(GetInternalStateReq),
+    /// To be passed on to every other tokenizer process: `rid` is a client's name, and only they know what it means.
+    AbortElsewhere(AbortReq),
 }
 
 /// One request, tokenised and validated. `output_ids` and `spec` are empty for a new request; after a restart

@@ -9,6 +9,7 @@ use crate::finish::FinishReason;
 use crate::ids::{RequestId, TokenId};
 use crate::logprobs::RowLogprobs;
 use crate::to_detokenizer::{RaggedBatch, RowProgress, check_lengths};
+use crate::to_scheduler::AbortReq;
 
 /// Detokenizer or scheduler → tokenizer process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -26,6 +27,8 @@ pub enum ToTokenizer {
     },
     FlushCache(FlushCacheReqOutput),
     InternalState(GetInternalStateReqOutput),
+    /// From another tokenizer process, by way of the scheduler: `rid` is a client's name.
+    Abort(AbortReq),
     /// From the scheduler: it was told to leave. What it holds goes to its successor, and was not the reason.
     Leaving,
 }

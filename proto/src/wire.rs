@@ -8,7 +8,7 @@ use serde::{Serialize, de::DeserializeOwned};
 pub use shape::ShapeError;
 
 /// The version said in every hello. Grows when a peer of the previous version could misread a message.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// Longest message in bytes, both ways.
 pub const MAX_MESSAGE_BYTES: usize = 64 << 20;

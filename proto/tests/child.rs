@@ -13,7 +13,7 @@ use proto::child::{CLOSE_DEADLINE, Child, Phase, child_main};
 use proto::link::{AckMode, LinkEvent, LinkHandle, LinkSpec, LinkThread, Side};
 use proto::{
     Command, DeviceKind, Dtype, Endpoints, Heartbeat, Incarnation, ModelConfig, Role, ScheduleConfig,
-    SchedulePolicy, ServeConfig, ServerConfig, Status, Weights,
+    SchedulePolicy, ServeConfig, ServerConfig, Status, Topology, Weights,
 };
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -98,7 +98,7 @@ impl Launcher {
         config.store().unwrap();
         let links = LinkThread::start(Role::Launcher, Incarnation::now()).unwrap();
         let spec = LinkSpec {
-            path: Endpoints::new(dir.path()).control(ROLE),
+            path: Endpoints::new(dir.path()).control(ROLE.into()),
             side: Side::Bind,
             peer: ROLE,
             ack: AckMode::Auto,
@@ -228,6 +228,7 @@ fn refuses_bad_command_lines() {
 fn config(run_dir: &Path) -> ServeConfig {
     ServeConfig {
         run_dir: run_dir.to_owned(),
+        topology: Topology::default(),
         server: ServerConfig {
             host: "127.0.0.1".into(),
             port: 1,

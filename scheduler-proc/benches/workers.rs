@@ -14,9 +14,9 @@ use std::time::Instant;
 
 use proto::link::{Backlog, LinkEvent, SendError};
 use proto::{
-    AcceptanceRule, DraftModelConfig, Dtype, FlushCacheReqInput, NgramConfig, NgramMatchType, SamplingParams,
-    ServeConfig, SpecAlgorithm, SpecConfig, SpecCounters, ToDetokenizer, ToScheduler, ToTokenizer, TokenId,
-    TokenizedGenerateReqInput, Weights,
+    AcceptanceRule, DraftModelConfig, Dtype, FlushCacheReqInput, Front, Lane, NgramConfig, NgramMatchType,
+    SamplingParams, ServeConfig, SpecAlgorithm, SpecConfig, SpecCounters, ToDetokenizer, ToScheduler,
+    ToTokenizer, TokenId, TokenizedGenerateReqInput, Weights,
 };
 use scheduler_proc::batch::{Batch, EngineSlot, RowKind, RowParams, StepOutput, StepTiming};
 use scheduler_proc::engine::sample::{Chooser, Path as TokenPath};
@@ -172,7 +172,7 @@ fn measure(worker: &Worker, batch: usize) -> Steps {
 }
 
 fn tell(scheduler: &mut Scheduler<Noted, Sink>, message: ToScheduler) {
-    scheduler.handle(Event::Tokenizer(LinkEvent::Message { seq: 0, message }));
+    scheduler.handle(Event::Tokenizer(Front(0), LinkEvent::Message { seq: 0, message }));
 }
 
 fn run(scheduler: &mut Scheduler<Noted, Sink>, steps: &RefCell<Steps>) {
@@ -299,15 +299,15 @@ impl Engine for Noted {
 }
 
 impl Peers for Sink {
-    fn to_detokenizer(&mut self, message: &ToDetokenizer) -> Result<u64, SendError> {
+    fn to_detokenizer(&mut self, _lane: Lane, message: &ToDetokenizer) -> Result<u64, SendError> {
         self.take(&proto::wire::encode(message).expect("rows can be written"))
     }
 
-    fn to_tokenizer(&mut self, message: &ToTokenizer) -> Result<u64, SendError> {
+    fn to_tokenizer(&mut self, _front: Front, message: &ToTokenizer) -> Result<u64, SendError> {
         self.take(&proto::wire::encode(message).expect("replies can be written"))
     }
 
-    fn detokenizer_backlog(&self) -> Backlog {
+    fn detokenizer_backlog(&self, _lane: Lane) -> Backlog {
         Backlog::default()
     }
 }

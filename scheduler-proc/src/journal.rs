@@ -7,7 +7,8 @@ use std::path::Path;
 
 use proto::metrics::{LiveCounts, LiveFile, Remains};
 use proto::{
-    FinishReason, Incarnation, RequestId, Role, RowLogprobs, SpecCounters, TokenId, TokenizedGenerateReqInput,
+    FinishReason, Incarnation, Lane, RequestId, Role, RowLogprobs, SpecCounters, TokenId,
+    TokenizedGenerateReqInput,
 };
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +26,7 @@ const MAX_AGE: u8 = 2;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Entry {
     rid: RequestId,
+    lane: Lane,
     /// Index of the first of `ids` in the answer.
     start: usize,
     ids: Vec<TokenId>,
@@ -126,9 +128,9 @@ impl Journal {
         self.report(written);
     }
 
-    /// Nobody asks for what was left to an earlier tokenizer process.
-    pub fn forget_inherited(&mut self) {
-        self.inherited.clear();
+    /// Nobody asks for what was left to an earlier tokenizer process, at the end of these lanes.
+    pub fn forget_inherited(&mut self, is_its: impl Fn(Lane) -> bool) {
+        self.inherited.retain(|_, entry| !is_its(entry.lane));
     }
 
     /// A disk that is full costs the exactness of a restart, not the service. Said once.
@@ -145,6 +147,7 @@ impl Journal {
 fn entry(request: &Request, start: usize) -> Entry {
     Entry {
         rid: request.rid.clone(),
+        lane: request.lane,
         start,
         ids: request.output()[start..].to_vec(),
         spec: request.spec.clone(),

@@ -61,15 +61,20 @@ fn open_links(config: &ServeConfig, links: &LinkThread) -> (LinkPeers, Receiver<
     let (sender, inbox) = mpsc::channel();
     let endpoints = Endpoints::new(&config.run_dir);
     let spec = |path, peer| LinkSpec { path, side: Side::Bind, peer, ack: AckMode::Auto };
-    let to_inbox = sender.clone();
     // A scheduler that is gone needs no events.
-    let tokenizer = links.open(spec(endpoints.scheduler(), Role::Tokenizer), move |event| {
-        let _ = to_inbox.send(Event::Tokenizer(event));
+    let fronts = config.topology.fronts().map(|front| {
+        let inbox = sender.clone();
+        links.open(spec(endpoints.scheduler(front), Role::Tokenizer), move |event| {
+            let _ = inbox.send(Event::Tokenizer(front, event));
+        })
     });
-    let detokenizer = links.open(spec(endpoints.detokenizer(), Role::Detokenizer), move |event| {
-        let _ = sender.send(Event::Detokenizer(event));
+    let lanes = config.topology.lanes().map(|lane| {
+        let inbox = sender.clone();
+        links.open(spec(endpoints.detokenizer(lane), Role::Detokenizer), move |event| {
+            let _ = inbox.send(Event::Detokenizer(lane, event));
+        })
     });
-    (LinkPeers { detokenizer, tokenizer }, inbox)
+    (LinkPeers { fronts: fronts.collect(), lanes: lanes.collect() }, inbox)
 }
 
 /// Reads what the scheduler needs, which takes as long as the weights are large.

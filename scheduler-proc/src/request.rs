@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use proto::{
-    FinishReason, RequestId, RowLogprobs, SpecCounters, TokenId, TokenizedGenerateReqInput, TopLogprobs,
+    FinishReason, Lane, RequestId, RowLogprobs, SpecCounters, TokenId, TokenizedGenerateReqInput, TopLogprobs,
 };
 
 use crate::batch::{EngineSlot, LogprobParams, RowParams, TokenLogprobs};
@@ -49,6 +49,8 @@ pub struct Made {
 #[derive(Debug)]
 pub struct Request {
     pub rid: RequestId,
+    /// The way its answer takes.
+    pub lane: Lane,
     pub params: Arc<RowParams>,
     pub namespace: Option<String>,
     pub stream: bool,
@@ -77,7 +79,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// `capacity` is how many tokens prompt and answer may have together.
+    /// On the first lane. `capacity` is how many tokens prompt and answer may have together.
     pub fn new(
         input: TokenizedGenerateReqInput,
         vocabulary: &Vocabulary,
@@ -100,6 +102,7 @@ impl Request {
         tokens.extend(input.output_ids);
         Ok(Self {
             rid: input.rid,
+            lane: Lane(0),
             logprobs: logprobs.as_ref().map(|_| RowLogprobs::default()),
             params: Arc::new(RowParams { sampling: input.sampling_params, terminators, logprobs }),
             namespace: input.extra_key,

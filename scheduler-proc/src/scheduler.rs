@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use proto::child::{Phase as ShutdownPhase, Shutdown, StatusReporter};
 use proto::link::LinkEvent;
-use proto::{FinishReason, Heartbeat, ServeConfig, ToScheduler, ToTokenizer, TokenBytes};
+use proto::{FinishReason, Front, Heartbeat, Lane, ServeConfig, ToScheduler, ToTokenizer, TokenBytes};
 
 use crate::accounting::{Origin, count_block};
 use crate::admission::{Admission, Budgets, RowPlan};
@@ -32,9 +32,9 @@ const IDLE_WAIT: Duration = Duration::from_millis(50);
 /// Everything that can happen to a scheduler from outside.
 #[derive(Debug)]
 pub enum Event {
-    Tokenizer(LinkEvent<ToScheduler>),
-    /// A detokenizer sends nothing; what matters is that it comes, goes and acknowledges.
-    Detokenizer(LinkEvent<()>),
+    Tokenizer(Front, LinkEvent<ToScheduler>),
+    /// Of a lane's detokenizer, which sends nothing; what matters is that it comes, goes and acknowledges.
+    Detokenizer(Lane, LinkEvent<()>),
 }
 
 /// One scheduler with its engine.
@@ -79,7 +79,7 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
         let mut scheduler = Self {
             engine,
             admission,
-            outbox: Outbox::new(peers),
+            outbox: Outbox::new(peers, config.topology),
             vocabulary,
             metrics,
             journal: None,
@@ -115,10 +115,10 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
         loop {
             inbox.try_iter().for_each(|event| self.handle(event));
             match shutdown.phase() {
-                ShutdownPhase::Running => {}
+                ShutdownPhase::Running | ShutdownPhase::Retiring => {}
                 ShutdownPhase::Draining => self.draining = true,
                 ShutdownPhase::Stopping => {
-                    self.outbox.reply(ToTokenizer::Leaving);
+                    self.tell_all(&ToTokenizer::Leaving);
                     return Ok(());
                 }
             }
@@ -141,12 +141,15 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
     pub fn handle(&mut self, event: Event) {
         self.progress += 1;
         match event {
-            Event::Tokenizer(LinkEvent::Up { restarted, .. }) => self.tokenizer_up(restarted),
-            Event::Tokenizer(LinkEvent::Message { message, .. }) => self.receive(message),
-            Event::Tokenizer(LinkEvent::Down | LinkEvent::Acked { .. }) => {}
-            Event::Detokenizer(LinkEvent::Up { restarted: true, .. }) => self.detokenizer_restarted(),
-            Event::Detokenizer(LinkEvent::Acked { up_to }) => self.outbox.acked(up_to),
+            Event::Tokenizer(front, LinkEvent::Up { restarted, .. }) => self.tokenizer_up(front, restarted),
+            Event::Tokenizer(front, LinkEvent::Message { message, .. }) => self.receive(front, message),
+            Event::Tokenizer(_, LinkEvent::Down | LinkEvent::Acked { .. }) => {}
+            Event::Detokenizer(lane, LinkEvent::Up { restarted: true, .. }) => {
+                self.detokenizer_restarted(lane);
+            }
+            Event::Detokenizer(lane, LinkEvent::Acked { up_to }) => self.outbox.acked(lane, up_to),
             Event::Detokenizer(
+                _,
                 LinkEvent::Up { restarted: false, .. } | LinkEvent::Down | LinkEvent::Message { .. },
             ) => {}
         }
@@ -312,8 +315,12 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
         }
     }
 
-    fn refuse(&mut self, rid: proto::RequestId, reason: FinishReason) {
-        self.outbox.reply(ToTokenizer::Refused { rid, reason });
+    fn refuse(&mut self, front: Front, rid: proto::RequestId, reason: FinishReason) {
+        self.outbox.reply(front, ToTokenizer::Refused { rid, reason });
+    }
+
+    fn tell_all(&mut self, message: &ToTokenizer) {
+        self.config.topology.fronts().for_each(|front| self.outbox.reply(front, message.clone()));
     }
 }
 

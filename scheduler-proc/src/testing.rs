@@ -15,6 +15,7 @@ use crate::scheduler::{Event, Scheduler};
 pub(crate) fn config() -> ServeConfig {
     ServeConfig {
         run_dir: "/nonexistent".into(),
+        topology: Topology::default(),
         server: ServerConfig {
             host: "127.0.0.1".to_owned(),
             port: 0,
@@ -96,34 +97,42 @@ pub(crate) fn request(rid: &str, input_ids: Vec<TokenId>, max_new_tokens: u32) -
 #[derive(Debug, Default)]
 pub(crate) struct Recorder {
     pub(crate) rows: Vec<TokenRow>,
+    /// The lane of each row.
+    pub(crate) lanes: Vec<Lane>,
     pub(crate) messages: u64,
     pub(crate) replies: Vec<ToTokenizer>,
-    /// The detokenizer does not read.
+    /// Whom each reply went to.
+    pub(crate) replied_to: Vec<Front>,
+    /// The detokenizers do not read.
     pub(crate) full: bool,
+    /// This lane's detokenizer does not read.
+    pub(crate) full_lane: Option<Lane>,
     /// Rows per message at most; more are too large.
     pub(crate) max_rows: Option<usize>,
 }
 
 impl Peers for Recorder {
-    fn to_detokenizer(&mut self, message: &ToDetokenizer) -> Result<u64, SendError> {
-        if self.full {
+    fn to_detokenizer(&mut self, lane: Lane, message: &ToDetokenizer) -> Result<u64, SendError> {
+        if self.full || self.full_lane == Some(lane) {
             return Err(SendError::Full(Backlog::default()));
         }
         let ToDetokenizer::TokenIds(batch) = message.clone();
         if self.max_rows.is_some_and(|most| batch.rids.len() > most) {
             return Err(SendError::TooLarge { bytes: 2, limit: 1 });
         }
+        self.lanes.extend(batch.rids.iter().map(|_| lane));
         self.rows.extend(batch.into_rows().expect("columns are even"));
         self.messages += 1;
         Ok(self.messages)
     }
 
-    fn to_tokenizer(&mut self, message: &ToTokenizer) -> Result<u64, SendError> {
+    fn to_tokenizer(&mut self, front: Front, message: &ToTokenizer) -> Result<u64, SendError> {
         self.replies.push(message.clone());
+        self.replied_to.push(front);
         Ok(self.replies.len() as u64)
     }
 
-    fn detokenizer_backlog(&self) -> Backlog {
+    fn detokenizer_backlog(&self, _lane: Lane) -> Backlog {
         Backlog::default()
     }
 }
@@ -180,7 +189,11 @@ pub(crate) fn scheduler(config: ServeConfig, script: Script) -> TestScheduler {
 
 impl TestScheduler {
     pub(crate) fn tell(&mut self, message: ToScheduler) {
-        self.handle(Event::Tokenizer(LinkEvent::Message { seq: 0, message }));
+        self.tell_from(Front(0), message);
+    }
+
+    pub(crate) fn tell_from(&mut self, front: Front, message: ToScheduler) {
+        self.handle(Event::Tokenizer(front, LinkEvent::Message { seq: 0, message }));
     }
 
     pub(crate) fn submit(&mut self, input: TokenizedGenerateReqInput) {

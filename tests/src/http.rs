@@ -82,6 +82,10 @@ impl Http {
         reply(self.with_key(self.client.get(self.url(path))))
     }
 
+    pub(crate) fn get_as(&self, path: &str, accept: &str) -> reqwest::Result<Reply> {
+        reply(self.with_key(self.client.get(self.url(path)).header("accept", accept)))
+    }
+
     pub(crate) fn post(&self, path: &str, body: &Value) -> reqwest::Result<Reply> {
         reply(self.with_key(self.client.post(self.url(path)).json(body)))
     }

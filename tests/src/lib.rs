@@ -2,8 +2,9 @@
 //! report, and nothing left behind afterwards.
 //!
 //! Layers, bottom up: `logs` (what the processes wrote), `process` (who is alive), `http` and `sse` (talking to it),
-//! `metrics` (reading `/metrics`), `server` (all of it together), `shared` (one server for many tests).
+//! `metrics` and `exposition` (reading `/metrics`, and its rules), `server` (all of it together), `shared` (one server for many tests).
 
+mod exposition;
 mod http;
 mod logs;
 mod metrics;
@@ -12,6 +13,7 @@ mod server;
 mod shared;
 mod sse;
 
+pub use exposition::{Exposition, KEPT_FOR_DASHBOARDS, complaints};
 pub use http::{Reply, Stream};
 pub use metrics::Metrics;
 pub use process::{is_alive, wait_until};

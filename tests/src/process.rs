@@ -42,7 +42,7 @@ pub(crate) fn spawn(command: Command) -> std::io::Result<Child> {
     answer.recv().expect("the spawner answers every order")
 }
 
-/// The children of a process, by the name of their binary.
+/// The children of a process, by the name of their binary, with a number where they were given one: `tokenizer-proc-1`.
 pub(crate) fn children_of(parent: Pid) -> BTreeMap<String, Pid> {
     let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_string_lossy().parse::<i32>().ok());
@@ -55,9 +55,16 @@ pub(crate) fn children_of(parent: Pid) -> BTreeMap<String, Pid> {
         let binary = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
         // A binary that was built anew meanwhile is called deleted.
         let name = binary.file_name()?.to_string_lossy().trim_end_matches(" (deleted)").to_owned();
-        (parent_pid == parent.as_raw()).then(|| (name, Pid::from_raw(pid)))
+        (parent_pid == parent.as_raw()).then(|| (name + &number_of(pid), Pid::from_raw(pid)))
     });
     children.collect()
+}
+
+/// A dash and the number that a process was given on its command line; nothing without.
+fn number_of(pid: i32) -> String {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut words = line.split(|byte| *byte == 0).skip_while(|word| *word != b"--number").skip(1);
+    words.next().map_or(String::new(), |number| format!("-{}", String::from_utf8_lossy(number)))
 }
 
 /// Whether the process runs; one that ended and was not waited for does not.

@@ -109,7 +109,7 @@ struct Launcher {
 pub struct Server {
     launcher: Launcher,
     http: Http,
-    /// By the name of the binary, as found when it began to serve.
+    /// By the name of the binary, and number, as found when it began to serve.
     children: BTreeMap<String, Pid>,
     /// Every process that was ever seen of it.
     seen: Mutex<BTreeSet<Pid>>,
@@ -157,6 +157,11 @@ impl Server {
 
     pub fn get(&self, path: &str) -> Reply {
         self.http.get(path).unwrap_or_else(|error| panic!("GET {path}: {error}"))
+    }
+
+    /// As [`Server::get`], with what the client accepts.
+    pub fn get_as(&self, path: &str, accept: &str) -> Reply {
+        self.http.get_as(path, accept).unwrap_or_else(|error| panic!("GET {path}: {error}"))
     }
 
     pub fn try_get(&self, path: &str) -> Option<Reply> {
@@ -227,6 +232,10 @@ impl Server {
         kill(self.launcher.pid(), signal).expect("the launcher is not waited for before it is ended");
     }
 
+    pub fn launcher(&self) -> Pid {
+        self.launcher.pid()
+    }
+
     /// The process that plays a role now; `None` while it is dead.
     pub fn child(&self, binary: &str) -> Option<Pid> {
         let pid = children_of(self.launcher.pid()).remove(binary).filter(|pid| is_alive(*pid))?;
@@ -266,15 +275,15 @@ impl Server {
             .expect("it is an executable")
     }
 
-    /// What `launcher ps` says of a role.
-    pub fn report(&self, role: &str) -> Value {
+    /// What `launcher ps` says of a process, by its name there.
+    pub fn report(&self, process: &str) -> Value {
         let run_dir = self.run_dir().display().to_string();
         let output = self.operate(&["ps", "--json", "--run-dir", &run_dir]);
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{output:?}");
         let reports: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"));
-        let found = reports.as_array().into_iter().flatten().find(|report| report["role"] == role);
-        found.unwrap_or_else(|| panic!("no {role} in {text}")).clone()
+        let found = reports.as_array().into_iter().flatten().find(|report| report["process"] == process);
+        found.unwrap_or_else(|| panic!("no {process} in {text}")).clone()
     }
 
     /// Waits until all processes do their work.

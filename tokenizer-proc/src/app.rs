@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
 
-use proto::ServeConfig;
 use proto::child::{HealthView, Phase, Shutdown};
-use proto::metrics::SnapshotWriter;
+use proto::metrics::{Format, SnapshotWriter, join};
+use proto::{Front, Member, Role, ServeConfig};
 use tokio::sync::{Notify, watch};
 use tracing::warn;
 
@@ -22,6 +22,8 @@ use proto::text::chat_template::ChatTemplate;
 /// The state of the HTTP front end.
 pub(crate) struct App {
     pub config: Arc<ServeConfig>,
+    /// Which of the tokenizer processes this is.
+    member: Member,
     pub registry: Arc<Registry>,
     pub intake: Intake,
     pub bridge: Bridge,
@@ -40,6 +42,7 @@ pub(crate) struct App {
 /// What an [`App`] is made of.
 pub(crate) struct Parts {
     pub(crate) config: Arc<ServeConfig>,
+    pub(crate) member: Member,
     pub(crate) registry: Arc<Registry>,
     pub(crate) bridge: Bridge,
     pub(crate) metrics: Arc<TokenizerMetrics>,
@@ -56,11 +59,13 @@ struct Texts {
 
 impl App {
     pub(crate) fn new(parts: Parts) -> Arc<Self> {
-        let Parts { config, registry, bridge, metrics, snapshots, shutdown, health } = parts;
+        let Parts { config, member, registry, bridge, metrics, snapshots, shutdown, health } = parts;
         let scheduler = bridge.scheduler_view();
-        let intake = Intake::new(Arc::clone(&config), Arc::clone(&registry), scheduler.clone());
+        let front = Front(member.number());
+        let intake = Intake::new(Arc::clone(&config), front, Arc::clone(&registry), scheduler.clone());
         let app = Arc::new(Self {
             config,
+            member,
             registry,
             intake,
             bridge,
@@ -136,7 +141,7 @@ impl App {
     pub(crate) fn check_ready(&self) -> Result<(), Refusal> {
         self.check_serving()?;
         let view = self.scheduler.borrow();
-        let away = [(view.up, "scheduler"), (view.detokenizer_up, "detokenizer")];
+        let away = [(view.up, "scheduler"), (view.silent_lanes == 0, "detokenizer")];
         match away.iter().find(|(up, _)| !up) {
             None => Ok(()),
             Some((_, who)) => Err(Refusal::Unavailable(format!("The {who} is being started again."))),
@@ -149,7 +154,24 @@ impl App {
         self.scheduler.borrow().info.as_ref().map_or(Ok(()), |info| self.intake.check_room(info))
     }
 
-    /// Whether the process is on its way out.
+    /// Requests alive in all tokenizer processes: here now, and elsewhere as far as the launcher has told.
+    pub(crate) fn in_flight(&self) -> u64 {
+        let told = self.health.current().unwrap_or_default().processes.into_iter();
+        let others = told.filter(|p| p.process.role == Role::Tokenizer && p.process != self.member);
+        self.registry.len() as u64 + others.map(|p| p.heartbeat.in_flight).sum::<u64>()
+    }
+
+    /// Whether there are other tokenizer processes.
+    pub(crate) fn has_siblings(&self) -> bool {
+        self.config.topology.tokenizer_worker_num > 1
+    }
+
+    /// Whether the process is on its way out, to be followed by another or not.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.shutdown.phase() >= Phase::Retiring
+    }
+
+    /// Whether the server is.
     pub(crate) fn is_stopping(&self) -> bool {
         self.shutdown.phase() >= Phase::Draining
     }
@@ -164,9 +186,9 @@ impl App {
 
     /// All processes' series, from their snapshots, with this process' own brought up to date. Blocks on files,
     /// never on another process.
-    pub(crate) fn metrics_page(&self) -> String {
+    pub(crate) fn metrics_page(&self, format: Format) -> String {
         self.publish_metrics();
-        proto::metrics::render(&proto::metrics::join(&self.config.metrics_dir(), None))
+        format.render(&join(&self.config.metrics_dir(), None))
     }
 
     fn texts(&self) -> Result<&Texts, Refusal> {

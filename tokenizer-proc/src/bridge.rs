@@ -1,15 +1,15 @@
-//! Owns the two links of this process and the replies that belong to no request. What arrives is routed on the
+//! Owns the links of this process and the replies that belong to no request. What arrives is routed on the
 //! link thread, without blocking.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use proto::link::{AckMode, LinkEvent, LinkHandle, LinkSpec, LinkThread, Side};
+use proto::link::{AckMode, LinkEvent, LinkHandle, LinkSpec, LinkThread, SendError, Side};
 use proto::{
-    Endpoints, FlushCacheReqInput, FlushCacheReqOutput, GetInternalStateReq, InternalState, Role,
-    SchedulerInfo, ToScheduler, ToTokenizer,
+    AbortReq, Endpoints, FlushCacheReqInput, FlushCacheReqOutput, Front, GetInternalStateReq, InternalState,
+    RequestId, Role, SchedulerInfo, ServeConfig, ToScheduler, ToTokenizer,
 };
 use tokio::sync::{oneshot, watch};
 use tracing::info;
@@ -22,8 +22,8 @@ use crate::registry::Registry;
 pub(crate) struct SchedulerView {
     /// It takes requests: its link stands, and its model is loaded.
     pub up: bool,
-    /// Text can arrive.
-    pub detokenizer_up: bool,
+    /// Lanes on which text cannot arrive.
+    pub silent_lanes: usize,
     /// What the scheduler said when it became ready; kept while it is away.
     pub info: Option<SchedulerInfo>,
 }
@@ -33,8 +33,10 @@ pub(crate) struct Bridge {
     scheduler: LinkHandle<ToScheduler>,
     inbox: Arc<Inbox>,
     next_id: AtomicU64,
-    /// Keeps the link open; nothing is said on it.
-    _text: LinkHandle<()>,
+    /// There are other tokenizer processes.
+    has_siblings: bool,
+    /// Keeps the links open; nothing is said on them.
+    _text: Vec<LinkHandle<()>>,
 }
 
 /// What the link thread writes to.
@@ -42,6 +44,9 @@ struct Inbox {
     registry: Arc<Registry>,
     view: watch::Sender<SchedulerView>,
     waiting: Mutex<HashMap<u64, Waiting>>,
+    /// Aborts for other tokenizer processes that the scheduler has not taken, by their numbers on the link.
+    relayed: Mutex<Vec<(u64, AbortReq)>>,
+    scheduler: OnceLock<LinkHandle<ToScheduler>>,
 }
 
 enum Waiting {
@@ -50,27 +55,56 @@ enum Waiting {
 }
 
 impl Bridge {
-    pub(crate) fn open(links: &LinkThread, endpoints: &Endpoints, registry: Arc<Registry>) -> Self {
-        let view = watch::Sender::new(SchedulerView::default());
-        let inbox = Arc::new(Inbox { registry: Arc::clone(&registry), view, waiting: Mutex::default() });
+    pub(crate) fn open(
+        links: &LinkThread,
+        config: &ServeConfig,
+        front: Front,
+        registry: Arc<Registry>,
+    ) -> Self {
+        let (topology, endpoints) = (config.topology, Endpoints::new(&config.run_dir));
+        let silent_lanes = topology.lanes_of_front(front).count();
+        let inbox = Arc::new(Inbox {
+            registry: Arc::clone(&registry),
+            view: watch::Sender::new(SchedulerView { silent_lanes, ..SchedulerView::default() }),
+            waiting: Mutex::default(),
+            relayed: Mutex::default(),
+            scheduler: OnceLock::new(),
+        });
         let spec = |path, side, peer| LinkSpec { path, side, peer, ack: AckMode::Auto };
         let from_scheduler = Arc::clone(&inbox);
         let scheduler = links.open::<ToScheduler, ToTokenizer>(
-            spec(endpoints.scheduler(), Side::Connect, Role::Scheduler),
+            spec(endpoints.scheduler(front), Side::Connect, Role::Scheduler),
             move |event| from_scheduler.scheduler_event(event),
         );
         let outbox = scheduler.clone();
         registry.connect(Box::new(move |message| outbox.send(message)));
-        let from_detokenizer = Arc::clone(&inbox);
-        let text = links
-            .open::<(), ToTokenizer>(spec(endpoints.text(), Side::Bind, Role::Detokenizer), move |event| {
-                from_detokenizer.text_event(event)
-            });
-        Self { scheduler, inbox, next_id: AtomicU64::new(1), _text: text }
+        // Nothing was set before.
+        let _ = inbox.scheduler.set(scheduler.clone());
+        let text = topology.lanes_of_front(front).map(|lane| {
+            let inbox = Arc::clone(&inbox);
+            let spec = spec(endpoints.text(lane), Side::Bind, Role::Detokenizer);
+            links.open::<(), ToTokenizer>(spec, move |event| inbox.text_event(event))
+        });
+        let text = text.collect();
+        let has_siblings = topology.tokenizer_worker_num > 1;
+        Self { scheduler, inbox, next_id: AtomicU64::new(1), has_siblings, _text: text }
     }
 
     pub(crate) fn scheduler_view(&self) -> watch::Receiver<SchedulerView> {
         self.inbox.view.subscribe()
+    }
+
+    /// Ends what a client calls `rid`, or everything, in whichever tokenizer process it is. Unknown names have no
+    /// effect.
+    pub(crate) fn abort(&self, rid: Option<&RequestId>) -> Result<(), Refusal> {
+        self.inbox.registry.abort(rid);
+        if self.has_siblings {
+            let abort = AbortReq { rid: rid.cloned(), abort_all: rid.is_none() };
+            self.inbox.relay(abort).map_err(|error| {
+                Refusal::Unavailable(format!("The other processes cannot be reached: {error}"))
+            })?;
+        }
+        Ok(())
     }
 
     /// Empties the scheduler's caches; waits up to `timeout` for it to become idle.
@@ -128,6 +162,8 @@ impl Inbox {
                 if restarted {
                     // Its senders' drop tells those who wait.
                     self.waiting().clear();
+                    let lost = std::mem::take(&mut *self.relayed());
+                    lost.into_iter().for_each(|(_, abort)| drop(self.relay(abort)));
                 }
                 // A new one listens before it has loaded its model, and says when it has.
                 self.registry.scheduler_up(restarted);
@@ -139,7 +175,10 @@ impl Inbox {
                 self.registry.scheduler_down();
             }
             LinkEvent::Message { message, .. } => self.message(message),
-            LinkEvent::Acked { .. } => self.registry.flush_aborts(),
+            LinkEvent::Acked { up_to } => {
+                self.relayed().retain(|(seq, _)| *seq > up_to);
+                self.registry.flush_aborts();
+            }
         }
     }
 
@@ -147,11 +186,11 @@ impl Inbox {
         match event {
             LinkEvent::Up { peer, restarted } => {
                 info!(%peer, restarted, "detokenizer connected");
-                self.view.send_modify(|view| view.detokenizer_up = true);
+                self.view.send_modify(|view| view.silent_lanes -= 1);
             }
             LinkEvent::Down => {
                 info!("detokenizer disconnected");
-                self.view.send_modify(|view| view.detokenizer_up = false);
+                self.view.send_modify(|view| view.silent_lanes += 1);
             }
             LinkEvent::Message { message, .. } => self.message(message),
             LinkEvent::Acked { .. } => {}
@@ -165,6 +204,7 @@ impl Inbox {
                 self.registry.scheduler_ready();
                 self.view.send_modify(|view| (view.up, view.info) = (true, Some(info)));
             }
+            ToTokenizer::Abort(abort) => self.registry.abort(abort.rid.as_ref().filter(|_| !abort.abort_all)),
             ToTokenizer::Leaving => self.registry.scheduler_leaves(),
             ToTokenizer::Refused { rid, reason } => self.registry.refuse(&rid, reason),
             ToTokenizer::FlushCache(reply) => {
@@ -179,6 +219,19 @@ impl Inbox {
                 }
             }
         }
+    }
+
+    /// Remembered until the scheduler has it: one that dies takes what it was sent along.
+    fn relay(&self, abort: AbortReq) -> Result<(), SendError> {
+        let mut relayed = self.relayed();
+        let scheduler = self.scheduler.get().ok_or(SendError::Closed)?;
+        let seq = scheduler.send(&ToScheduler::AbortElsewhere(abort.clone()))?;
+        relayed.push((seq, abort));
+        Ok(())
+    }
+
+    fn relayed(&self) -> MutexGuard<'_, Vec<(u64, AbortReq)>> {
+        self.relayed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn waiting(&self) -> MutexGuard<'_, HashMap<u64, Waiting>> {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use proto::{
-    RequestId, SamplingParams, SchedulerInfo, ServeConfig, SpecCounters, TokenId, TokenizedGenerateReqInput,
+    Front, RequestId, SamplingParams, SchedulerInfo, ServeConfig, SpecCounters, TokenId,
+    TokenizedGenerateReqInput,
 };
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -79,16 +80,18 @@ pub(crate) struct Intake {
     config: Arc<ServeConfig>,
     registry: Arc<Registry>,
     scheduler: watch::Receiver<SchedulerView>,
+    front: Front,
     seeds: AtomicU64,
 }
 
 impl Intake {
     pub(crate) fn new(
         config: Arc<ServeConfig>,
+        front: Front,
         registry: Arc<Registry>,
         scheduler: watch::Receiver<SchedulerView>,
     ) -> Self {
-        Self { config, registry, scheduler, seeds: AtomicU64::new(0) }
+        Self { config, registry, scheduler, front, seeds: AtomicU64::new(0) }
     }
 
     pub(crate) fn limits(&self) -> Limits {
@@ -249,9 +252,10 @@ impl Intake {
         Ok(ValidLogprobs { start_len, top_num: wanted.top_num as u32, token_ids })
     }
 
-    /// Seeds follow from the server's seed and the order of requests.
+    /// Seeds follow from the server's seed and the order of requests, and no two tokenizer processes use the same.
     fn fresh_seed(&self) -> u64 {
-        let count = self.seeds.fetch_add(1, Ordering::Relaxed);
+        let fronts = u64::from(self.config.topology.tokenizer_worker_num);
+        let count = self.seeds.fetch_add(1, Ordering::Relaxed) * fronts + u64::from(self.front.0);
         splitmix64(splitmix64(self.config.schedule.random_seed).wrapping_add(count))
     }
 }

@@ -7,6 +7,7 @@
 
 mod app;
 mod bridge;
+mod door;
 mod http;
 mod intake;
 mod mailbox;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use proto::link::SendError;
 use proto::{
-    AbortReq, BatchStrOutput, FinishReason, Incarnation, RequestId, TextRow, ToScheduler,
+    AbortReq, BatchStrOutput, FinishReason, Front, Incarnation, RequestId, TextRow, ToScheduler,
     TokenizedGenerateReqInput,
 };
 use tokio::sync::watch;
@@ -27,6 +27,7 @@ const FATAL_DEATHS: u32 = 2;
 pub(crate) struct Registry {
     state: Mutex<State>,
     outbox: OnceLock<Outbox>,
+    front: Front,
     metrics: Arc<TokenizerMetrics>,
     /// Writes down what is counted.
     publish: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -38,7 +39,7 @@ pub(crate) struct Registry {
 
 #[derive(Default)]
 struct State {
-    /// By the name on the links, which is never used twice: a client may use its own again as soon as it has
+    /// By the name on the links, which is never used twice, nor by another tokenizer process: a client may use its own again as soon as it has
     /// left, while rows of the first request are still on their way.
     live: HashMap<RequestId, Entry>,
     /// The clients' names of what is alive.
@@ -118,10 +119,11 @@ impl Drop for Ticket {
 }
 
 impl Registry {
-    pub(crate) fn new(metrics: Arc<TokenizerMetrics>) -> Arc<Self> {
+    pub(crate) fn new(metrics: Arc<TokenizerMetrics>, front: Front) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::new(State { registered: Incarnation::now().0, ..State::default() }),
             outbox: OnceLock::new(),
+            front,
             metrics,
             publish: OnceLock::new(),
             activity: watch::Sender::new(0),
@@ -171,7 +173,7 @@ impl Registry {
             input.attempt = u32::from(state.scheduler_up);
             state.registered += 1;
             let name = input.rid.clone();
-            input.rid = RequestId(format!("{name}#{:x}", state.registered));
+            input.rid = RequestId(format!("{name}#{}.{:x}", self.front.0, state.registered));
             if let Err(why) = self.send(&ToScheduler::Generate(Box::new(input.clone()))) {
                 refusal = Some(why);
                 break;

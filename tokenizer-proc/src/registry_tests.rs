@@ -22,7 +22,7 @@ struct Bench {
 }
 
 fn bench() -> Bench {
-    let registry = Registry::new(TokenizerMetrics::new("m").unwrap());
+    let registry = Registry::new(TokenizerMetrics::new("m").unwrap(), Front(0));
     let (sent, full) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(false)));
     let (log, refuses) = (Arc::clone(&sent), Arc::clone(&full));
     registry.connect(Box::new(move |message| {

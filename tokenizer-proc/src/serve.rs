@@ -8,11 +8,12 @@ use std::time::Duration;
 use anyhow::Context;
 use proto::child::{CLOSE_DEADLINE, Child, Phase, Shutdown, StatusReporter};
 use proto::metrics::SnapshotWriter;
-use proto::{Endpoints, HEARTBEAT_INTERVAL, Heartbeat, Role, ServeConfig};
+use proto::{Front, HEARTBEAT_INTERVAL, Heartbeat, ServeConfig};
 use tracing::info;
 
 use crate::app::{App, Parts};
 use crate::bridge::Bridge;
+use crate::door::Door;
 use crate::http::router;
 use crate::metrics::TokenizerMetrics;
 use crate::registry::Registry;
@@ -24,12 +25,15 @@ const BLOCKING_THREADS: usize = 16;
 const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(1);
 /// How long clients of a successor wait for it without an answer.
 const WAIT_AT_DOOR: Duration = Duration::from_secs(10);
+/// How long a client that came in before this process retired may take to ask for something.
+const FIRST_BYTES: Duration = Duration::from_millis(500);
 /// How long open connections may take to receive their last bytes.
 const LAST_BYTES: Duration = Duration::from_secs(2);
 
 /// Serves until shutdown. On draining, new requests get 503 and running ones finish; on stopping, they fail.
 pub fn run(child: Child) -> anyhow::Result<()> {
-    let Child { config, incarnation, links, shutdown, status, health, listen_fd, successor } = child;
+    let Child { config, member, incarnation, links, shutdown, status, health, listen_fd, successor } = child;
+    let front = Front(member.number());
     let listener = listen(&config, listen_fd)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(EVENT_LOOP_THREADS)
@@ -39,32 +43,28 @@ pub fn run(child: Child) -> anyhow::Result<()> {
         .build()
         .context("starting the event loop")?;
     let metrics = TokenizerMetrics::new(&config.server.served_model_name).context("registering metrics")?;
-    let snapshots = SnapshotWriter::new(&config.metrics_dir(), Role::Tokenizer, incarnation);
-    let registry = Registry::new(Arc::clone(&metrics));
-    let bridge = Bridge::open(&links, &Endpoints::new(&config.run_dir), Arc::clone(&registry));
-    let parts = Parts { config, registry, bridge, metrics, snapshots, shutdown: shutdown.clone(), health };
+    let snapshots = SnapshotWriter::new(&config.metrics_dir(), member, incarnation);
+    let registry = Registry::new(Arc::clone(&metrics), front);
+    let bridge = Bridge::open(&links, &config, front, Arc::clone(&registry));
+    let parts =
+        Parts { config, member, registry, bridge, metrics, snapshots, shutdown: shutdown.clone(), health };
     let app = App::new(parts);
-    let outcome = runtime.block_on(serve(app, Door { listener, successor }, shutdown, status));
+    let outcome = runtime.block_on(async {
+        let door = Door::open(listener, shutdown.clone())?;
+        serve(app, door, successor, shutdown, status).await
+    });
     links.close(CLOSE_DEADLINE);
     runtime.shutdown_background();
     outcome
 }
 
-/// Where clients come in.
-struct Door {
-    listener: TcpListener,
-    /// Clients know this server as one that works: they wait at the door instead of being told that it starts.
-    successor: bool,
-}
-
 async fn serve(
     app: Arc<App>,
-    Door { listener, successor }: Door,
+    door: Door,
+    successor: bool,
     shutdown: Shutdown,
     status: StatusReporter,
 ) -> anyhow::Result<()> {
-    listener.set_nonblocking(true).context("preparing the listening socket")?;
-    let listener = tokio::net::TcpListener::from_std(listener).context("preparing the listening socket")?;
     let beat = tokio::spawn(beat(Arc::clone(&app), status.clone()));
     let loading = tokio::task::spawn_blocking({
         let app = Arc::clone(&app);
@@ -73,20 +73,16 @@ async fn serve(
     let announce = tokio::spawn(announce(Arc::clone(&app), status));
     let publish = tokio::spawn(publish(Arc::clone(&app)));
     if successor {
+        // Clients know this server as one that works: they wait at the door instead of being told that it starts.
         // Without the others, clients are told how things stand.
         let _ = tokio::time::timeout(WAIT_AT_DOOR, app.serving()).await;
     }
-    let stop = stopped(Arc::clone(&app), shutdown);
-    let (closing, closed) = tokio::sync::oneshot::channel();
-    let server = axum::serve(listener, router(Arc::clone(&app))).with_graceful_shutdown(async move {
-        stop.await;
-        // The other half waits below for as long as the server runs.
-        let _ = closing.send(());
-    });
+    let closing = closing(Arc::clone(&app), shutdown.clone());
+    let server = axum::serve(door, router(Arc::clone(&app))).with_graceful_shutdown(closing);
     let outcome = tokio::select! {
         served = server.into_future() => served.context("serving HTTP"),
         failed = failure(loading) => Err(failed).context("loading the tokenizer"),
-        () = async { let _ = closed.await; tokio::time::sleep(LAST_BYTES).await } => Ok(()),
+        () = overdue(&app, &shutdown) => Ok(()),
     };
     app.registry.close("The server is stopping.");
     beat.abort();
@@ -105,15 +101,43 @@ async fn failure(loading: tokio::task::JoinHandle<anyhow::Result<()>>) -> anyhow
     }
 }
 
-/// Ends when no request is left to serve: drained, or told to leave at once.
-async fn stopped(app: Arc<App>, shutdown: Shutdown) {
-    shutdown.reached(Phase::Draining).await;
-    info!(in_flight = app.registry.len(), "draining");
+/// Ends when connections are to be closed as soon as nothing is under way on them: no request is left, or none is to be
+/// answered. A client that came in before the door was closed has time to say what it wants.
+async fn closing(app: Arc<App>, shutdown: Shutdown) {
+    shutdown.reached(Phase::Retiring).await;
+    info!(in_flight = app.registry.len(), phase = ?shutdown.phase(), "leaving");
+    while shutdown.phase() == Phase::Retiring {
+        tokio::select! {
+            () = tokio::time::sleep(FIRST_BYTES) => {}
+            () = shutdown.reached(Phase::Draining) => break,
+        }
+        if app.registry.len() == 0 {
+            return;
+        }
+        finished(&app, &shutdown).await;
+    }
+    finished(&app, &shutdown).await;
+    app.registry.close("The server is stopping.");
+}
+
+/// Ends when connections that are still open have had their time.
+async fn overdue(app: &App, shutdown: &Shutdown) {
+    shutdown.reached(Phase::Retiring).await;
+    loop {
+        finished(app, shutdown).await;
+        tokio::time::sleep(LAST_BYTES).await;
+        if app.registry.len() == 0 || shutdown.phase() == Phase::Stopping {
+            return;
+        }
+    }
+}
+
+/// Ends when no request is left to serve, or none is to be served.
+async fn finished(app: &App, shutdown: &Shutdown) {
     tokio::select! {
         () = app.registry.idle() => {}
         () = shutdown.reached(Phase::Stopping) => {}
     }
-    app.registry.close("The server is stopping.");
 }
 
 async fn announce(app: Arc<App>, status: StatusReporter) {

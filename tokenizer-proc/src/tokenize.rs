@@ -13,6 +13,10 @@ use crate::refusal::Refusal;
 /// Texts that are encoded at the same time; more wait without holding a thread.
 const PARALLEL_ENCODINGS: usize = 4;
 
+/// Words whose tokens each thread remembers. They may be 255 bytes long and cost some kilobytes, nothing replaces them,
+/// and clients choose them: the crate's 10 000 could come to a gigabyte over all threads.
+const CACHED_WORDS: usize = 1000;
+
 /// Whether the tokenizer may put its own tokens (begin of sequence, say) around a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SpecialTokens {
@@ -40,6 +44,9 @@ impl Codec {
         // Both are training settings that some files carry; here they would silently change prompts.
         tokenizer.with_truncation(None).map_err(|error| anyhow!("{error}"))?;
         tokenizer.with_padding(None);
+        let mut model = tokenizer.get_model().clone();
+        model.resize_cache(CACHED_WORDS);
+        tokenizer.with_model(model);
         let bytes = TokenBytes::load(dir).with_context(|| format!("reading {}", path.display()))?;
         let pool = Arc::new(Semaphore::new(PARALLEL_ENCODINGS));
         Ok(Self { tokenizer: Arc::new(tokenizer), bytes: Arc::new(bytes), pool })

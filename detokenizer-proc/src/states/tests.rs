@@ -16,7 +16,7 @@ fn letters() -> TokenBytes {
 }
 
 fn states() -> States {
-    States::new(Some(letters()))
+    States::new(Some(letters().into()))
 }
 
 fn ids(text: &str) -> Vec<TokenId> {

@@ -45,7 +45,7 @@ fn worker() -> (Worker<Wire, Wire>, Wire) {
     let tokens = TokenBytes::from_pieces(TokenKind::ByteLevel, false, pieces);
     let wire = Wire::default();
     let metrics = DetokenizerMetrics::new("model").unwrap();
-    (Worker::new(Some(tokens), wire.clone(), wire.clone(), metrics), wire)
+    (Worker::new(Some(Arc::new(tokens)), wire.clone(), wire.clone(), metrics), wire)
 }
 
 fn row(rid: &str, start: u32, text: &str, finished_reason: Option<FinishReason>) -> TokenRow {

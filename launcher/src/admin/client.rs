@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
-use proto::{Endpoints, Role};
+use clap::{Args as ClapArgs, Parser, Subcommand};
+use proto::{Endpoints, Member};
 use serde_json::json;
 
 use super::{Question, Reply};
@@ -35,9 +35,10 @@ struct Cli {
 enum Command {
     /// Show the server's processes
     Ps(Common),
-    /// Replace a process; a tokenizer process answers what it holds first
+    /// Replace a process, or all of a role one after the other; a tokenizer process answers what it holds first
     Restart {
-        role: RoleArg,
+        /// scheduler, detokenizer or tokenizer; tokenizer-1 where there are several and one is meant
+        role: Member,
         #[command(flatten)]
         common: Common,
     },
@@ -45,7 +46,8 @@ enum Command {
     Drain(Common),
     /// Show what a process wrote last, also its lives before
     Logs {
-        role: RoleArg,
+        /// scheduler, detokenizer or tokenizer; tokenizer-1 where there are several and one is meant
+        role: Member,
         /// Lines to show
         #[arg(long, short = 'n', default_value_t = 100, value_name = "N")]
         lines: usize,
@@ -62,23 +64,6 @@ struct Common {
     /// Answer in JSON
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum RoleArg {
-    Scheduler,
-    Detokenizer,
-    Tokenizer,
-}
-
-impl From<RoleArg> for Role {
-    fn from(role: RoleArg) -> Self {
-        match role {
-            RoleArg::Scheduler => Self::Scheduler,
-            RoleArg::Detokenizer => Self::Detokenizer,
-            RoleArg::Tokenizer => Self::Tokenizer,
-        }
-    }
 }
 
 /// Whether the command line is one for a running server.
@@ -115,11 +100,11 @@ fn run(command: &Command) -> Result<String> {
             Ok(if common.json { serde_json::to_string(&reports)? } else { table(&reports) })
         }
         Command::Restart { role, common } => {
-            let report = restart(&find(common)?, (*role).into())?;
-            Ok(if common.json {
-                serde_json::to_string(&report)?
-            } else {
-                format!("{} is ready as process {}", report.role, report.pid.unwrap_or_default())
+            let reports = restart(&find(common)?, *role)?;
+            Ok(match reports.as_slice() {
+                _ if !common.json => reports.iter().map(ready_line).collect::<Vec<_>>().join("\n"),
+                [only] => serde_json::to_string(only)?,
+                several => serde_json::to_string(several)?,
             })
         }
         Command::Drain(common) => {
@@ -128,7 +113,7 @@ fn run(command: &Command) -> Result<String> {
             Ok(if common.json { json!({"draining": true}).to_string() } else { "draining".to_owned() })
         }
         Command::Logs { role, lines, common } => {
-            match ask(&find(common)?, &Question::Logs { role: (*role).into(), lines: *lines })? {
+            match ask(&find(common)?, &Question::Logs { role: *role, lines: *lines })? {
                 Reply::Lines(lines) if common.json => Ok(serde_json::to_string(&lines)?),
                 Reply::Lines(lines) => Ok(lines.join("\n")),
                 other => unexpected(other),
@@ -187,22 +172,28 @@ fn unexpected<T>(reply: Reply) -> Result<T> {
     }
 }
 
-/// Waits until the next life of the process is ready.
-fn restart(run_dir: &Path, role: Role) -> Result<ProcessReport> {
-    let current = || -> Result<ProcessReport> {
-        let report = processes(run_dir)?.into_iter().find(|report| report.role == role);
-        report.with_context(|| format!("the server has no {role}"))
+fn ready_line(report: &ProcessReport) -> String {
+    format!("{} is ready as process {}", report.process, report.pid.unwrap_or_default())
+}
+
+/// Waits until the next life of every process of this name is ready.
+fn restart(run_dir: &Path, name: Member) -> Result<Vec<ProcessReport>> {
+    let named = || -> Result<Vec<ProcessReport>> {
+        Ok(processes(run_dir)?.into_iter().filter(|report| name.means(report.process)).collect())
     };
-    let before = current()?;
-    accepted(ask(run_dir, &Question::Restart { role })?)?;
+    let before = named()?;
+    accepted(ask(run_dir, &Question::Restart { role: name })?)?;
     let deadline = Instant::now() + RESTART;
     loop {
-        let report = current()?;
-        if report.restarts > before.restarts && report.state == "ready" {
-            return Ok(report);
+        let reports = named()?;
+        let is_new = |(now, before): (&ProcessReport, &ProcessReport)| {
+            now.restarts > before.restarts && now.state == "ready"
+        };
+        if reports.iter().zip(&before).all(is_new) {
+            return Ok(reports);
         }
         if Instant::now() >= deadline {
-            bail!("{role} is not ready after {} s: {}", RESTART.as_secs(), report.state);
+            bail!("{name} is not ready after {} s", RESTART.as_secs());
         }
         std::thread::sleep(LOOK_AGAIN);
     }
@@ -232,7 +223,7 @@ fn table(reports: &[ProcessReport]) -> String {
     let mut lines: Vec<_> = rows.iter().map(line).collect();
     for report in reports {
         if let Some(end) = &report.last_end {
-            lines.push(format!("{} before: {end}", report.role));
+            lines.push(format!("{} before: {end}", report.process));
         }
     }
     lines.join("\n")
@@ -241,7 +232,7 @@ fn table(reports: &[ProcessReport]) -> String {
 fn row(report: &ProcessReport) -> Vec<String> {
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
     vec![
-        report.role.to_string(),
+        report.process.to_string(),
         or_dash(report.pid.map(|pid| pid.to_string())),
         or_dash(report.incarnation.clone()),
         report.state.clone(),
@@ -256,6 +247,8 @@ fn row(report: &ProcessReport) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use proto::Role;
+
     use super::*;
 
     #[test]
@@ -264,12 +257,14 @@ mod tests {
         assert!(is_command(&argv("launcher ps --json")) && is_command(&argv("launcher restart scheduler")));
         assert!(!is_command(&argv("launcher --model ps")) && !is_command(&argv("launcher")));
         assert!(Cli::try_parse_from(argv("launcher logs tokenizer -n 5 --run-dir /x")).is_ok());
-        assert!(Cli::try_parse_from(argv("launcher restart launcher")).is_err());
+        assert!(Cli::try_parse_from(argv("launcher restart tokenizer-1")).is_ok());
+        assert!(Cli::try_parse_from(argv("launcher restart front")).is_err());
     }
 
     #[test]
     fn the_table_lines_up() {
         let report = ProcessReport {
+            process: Role::Scheduler.into(),
             role: Role::Scheduler,
             pid: Some(12),
             incarnation: Some("5f".into()),

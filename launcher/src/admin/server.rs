@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use proto::Role;
+use proto::Member;
 
 use super::{Question, Reply};
 use crate::board::Board;
@@ -60,13 +60,17 @@ impl Desk {
     fn answer(&self, question: Question) -> Reply {
         match question {
             Question::Ps => Reply::Processes(self.board.read()),
-            Question::Restart { role: Role::Launcher } | Question::Logs { role: Role::Launcher, .. } => {
-                Reply::Error("the launcher has no place among its own processes".to_owned())
+            Question::Restart { role } | Question::Logs { role, .. } if !self.has(role) => {
+                Reply::Error(format!("the server has no {role} among its processes"))
             }
             Question::Logs { role, lines } => Reply::Lines(self.console.last_lines(role, lines)),
             Question::Restart { role } => self.order(Order::Restart(role)),
             Question::Drain => self.order(Order::Drain),
         }
+    }
+
+    fn has(&self, name: Member) -> bool {
+        self.board.read().iter().any(|report| name.means(report.process))
     }
 
     fn order(&self, order: Order) -> Reply {
@@ -79,17 +83,30 @@ impl Desk {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::sync::mpsc::{Receiver, channel};
+    use std::time::Instant;
+
+    use proto::{Role, Topology};
 
     use super::*;
+    use crate::shutdown::Patience;
+    use crate::supervise::{Limits, Supervisor};
 
     fn desk() -> (tempfile::TempDir, Receiver<Event>) {
         let dir = tempfile::tempdir().unwrap();
         let (events, inbox) = channel();
         let (console, _) = crate::console::start().unwrap();
-        console.log(Role::Scheduler, "first");
-        console.log(Role::Scheduler, "second");
-        listen(&dir.path().join("admin.sock"), Board::default(), console, events).unwrap();
+        console.log(Role::Scheduler.into(), "first");
+        console.log(Role::Scheduler.into(), "second");
+        [(1, "third"), (0, "fourth"), (1, "fifth")]
+            .into_iter()
+            .for_each(|(number, line)| console.log(Member::nth(Role::Tokenizer, number), line));
+        let (topology, now) = (Topology { tokenizer_worker_num: 2, ..Topology::default() }, Instant::now());
+        let board = Board::default();
+        let supervisor = Supervisor::new(topology, Patience::default(), Limits::default(), now);
+        board.update(&supervisor, &BTreeMap::new(), now);
+        listen(&dir.path().join("admin.sock"), board, console, events).unwrap();
         (dir, inbox)
     }
 
@@ -105,10 +122,18 @@ mod tests {
     fn orders_reach_the_loop_and_lines_come_back() {
         let (dir, inbox) = desk();
         assert_eq!(ask(&dir, b"{\"command\":\"restart\",\"role\":\"scheduler\"}\n"), Reply::Accepted);
-        assert!(matches!(inbox.recv(), Ok(Event::Order(Order::Restart(Role::Scheduler)))));
-        assert_eq!(ask(&dir, b"{\"command\":\"ps\"}\n"), Reply::Processes(Vec::new()));
+        assert!(
+            matches!(inbox.recv(), Ok(Event::Order(Order::Restart(member))) if member == Role::Scheduler.into())
+        );
+        let Reply::Processes(reports) = ask(&dir, b"{\"command\":\"ps\"}\n") else { panic!("no reports") };
+        let names: Vec<_> = reports.iter().map(|report| report.process.to_string()).collect();
+        assert_eq!(names, ["scheduler", "detokenizer", "tokenizer-0", "tokenizer-1"]);
         let lines = ask(&dir, b"{\"command\":\"logs\",\"role\":\"scheduler\",\"lines\":1}\n");
         assert_eq!(lines, Reply::Lines(vec!["second".to_owned()]));
+        let lines = ask(&dir, b"{\"command\":\"logs\",\"role\":\"tokenizer\",\"lines\":2}\n");
+        assert_eq!(lines, Reply::Lines(vec!["fourth".to_owned(), "fifth".to_owned()]));
+        let lines = ask(&dir, b"{\"command\":\"logs\",\"role\":\"tokenizer-1\",\"lines\":9}\n");
+        assert_eq!(lines, Reply::Lines(vec!["third".to_owned(), "fifth".to_owned()]));
     }
 
     #[test]
@@ -119,7 +144,10 @@ mod tests {
         {
             assert!(matches!(ask(&dir, junk), Reply::Error(_)));
         }
-        assert!(matches!(ask(&dir, b"{\"command\":\"restart\",\"role\":\"launcher\"}\n"), Reply::Error(_)));
+        for role in ["launcher", "tokenizer-2", "scheduler-0", "front"] {
+            let order = format!("{{\"command\":\"restart\",\"role\":\"{role}\"}}\n");
+            assert!(matches!(ask(&dir, order.as_bytes()), Reply::Error(_)), "{role}");
+        }
         drop(UnixStream::connect(dir.path().join("admin.sock")).unwrap());
         assert_eq!(ask(&dir, b"{\"command\":\"drain\"}\n"), Reply::Accepted);
         assert!(matches!(inbox.try_recv(), Ok(Event::Order(Order::Drain))));

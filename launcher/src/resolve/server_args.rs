@@ -13,6 +13,8 @@ pub(super) fn of(config: &ServeConfig, args: &Args) -> Map<String, Value> {
         let Value::Object(part) = part else { continue };
         all.extend(part);
     }
+    all.insert("tokenizer_worker_num".into(), json!(config.topology.tokenizer_worker_num));
+    all.insert("detokenizer_worker_num".into(), json!(config.topology.detokenizer_worker_num));
     all.insert("heartbeat_timeout".into(), json!(args.processes.heartbeat_timeout));
     all.insert("restart_limit".into(), json!(args.processes.restart_limit));
     all.insert("metrics_port".into(), json!(args.logs.metrics_port));

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use proto::{Heartbeat, Incarnation, ProcessHealth, Role};
+use proto::{Heartbeat, Incarnation, Member, ProcessHealth, Role};
 
 /// When a child counts as hung, and when dying counts as a loop.
 #[derive(Debug, Clone)]
@@ -14,7 +14,7 @@ pub(crate) struct Limits {
     pub first_heartbeat: Duration,
     /// A busy scheduler without progress.
     pub watchdog: Duration,
-    /// This many deaths of one role within `window` are a crash loop.
+    /// This many deaths of one child within `window` are a crash loop.
     pub deaths: usize,
     pub window: Duration,
     /// How long a child that is to be replaced may take to leave.
@@ -61,7 +61,7 @@ pub(crate) enum Life {
 /// One child's place.
 #[derive(Debug)]
 pub(crate) struct Post {
-    role: Role,
+    member: Member,
     pub life: Life,
     /// The present life, once it has said hello.
     pub incarnation: Option<Incarnation>,
@@ -86,9 +86,9 @@ pub(crate) struct Post {
 
 impl Post {
     /// The process has just been started.
-    pub(crate) fn new(role: Role, now: Instant) -> Self {
+    pub(crate) fn new(member: Member, now: Instant) -> Self {
         Self {
-            role,
+            member,
             life: Life::Starting,
             incarnation: None,
             buried: None,
@@ -134,7 +134,7 @@ impl Post {
     pub(crate) fn beat(&mut self, heartbeat: Heartbeat, now: Instant) {
         let still = self.standstill.is_some_and(|(mark, _)| mark == heartbeat.progress);
         // Only a scheduler has a watchdog: the work of the others is to wait.
-        if heartbeat.in_flight == 0 || self.role != Role::Scheduler {
+        if heartbeat.in_flight == 0 || self.member.role != Role::Scheduler {
             self.standstill = None;
         } else if !still {
             self.standstill = Some((heartbeat.progress, now));
@@ -228,7 +228,7 @@ impl Post {
 
     pub(crate) fn health(&self, now: Instant) -> ProcessHealth {
         ProcessHealth {
-            role: self.role,
+            process: self.member,
             alive: self.is_alive(),
             ready: matches!(self.life, Life::Ready | Life::Leaving { .. }),
             restarts: self.restarts,

@@ -8,7 +8,7 @@ struct Story {
     supervisor: Supervisor,
     now: Instant,
     /// The present life of each role.
-    lives: BTreeMap<Role, u64>,
+    lives: BTreeMap<Member, u64>,
 }
 
 impl Story {
@@ -17,9 +17,13 @@ impl Story {
     }
 
     fn with(limits: Limits) -> Self {
+        Self::of(Topology::default(), limits)
+    }
+
+    fn of(topology: Topology, limits: Limits) -> Self {
         let now = Instant::now();
-        let lives = Role::CHILDREN.into_iter().map(|role| (role, 1)).collect();
-        Self { supervisor: Supervisor::new(Patience::default(), limits, now), now, lives }
+        let lives = topology.children().into_iter().map(|member| (member, 1)).collect();
+        Self { supervisor: Supervisor::new(topology, Patience::default(), limits, now), now, lives }
     }
 
     fn serving() -> Self {
@@ -40,17 +44,18 @@ impl Story {
         actions.iter().filter(|action| !quiet(action)).map(|action| format!("{action:?}")).collect()
     }
 
-    fn status(&mut self, role: Role, status: Status) -> Vec<String> {
-        let life = Incarnation(self.lives[&role]);
-        self.tell(Event::Status(role, life, status))
+    fn status(&mut self, member: impl Into<Member>, status: Status) -> Vec<String> {
+        let member = member.into();
+        let life = Incarnation(self.lives[&member]);
+        self.tell(Event::Status(member, life, status))
     }
 
-    fn ready(&mut self, role: Role) -> Vec<String> {
-        self.status(role, Status::Ready { detail: String::new() })
+    fn ready(&mut self, member: impl Into<Member>) -> Vec<String> {
+        self.status(member, Status::Ready { detail: String::new() })
     }
 
-    fn beat(&mut self, role: Role, in_flight: u64, progress: u64) -> Vec<String> {
-        self.status(role, Status::Heartbeat(Heartbeat { in_flight, queued: 0, progress }))
+    fn beat(&mut self, member: impl Into<Member>, in_flight: u64, progress: u64) -> Vec<String> {
+        self.status(member, Status::Heartbeat(Heartbeat { in_flight, queued: 0, progress }))
     }
 
     /// Time passes; all who live report.
@@ -77,15 +82,16 @@ impl Story {
         actions
     }
 
-    fn exit(&mut self, role: Role, code: i32) -> Vec<String> {
-        self.tell(Event::Exited(role, ExitStatus::from_raw(code << 8)))
+    fn exit(&mut self, member: impl Into<Member>, code: i32) -> Vec<String> {
+        self.tell(Event::Exited(member.into(), ExitStatus::from_raw(code << 8)))
     }
 
     /// SIGKILL by somebody; the next life says hello if there is one.
-    fn killed(&mut self, role: Role) -> Vec<String> {
-        let actions = self.tell(Event::Exited(role, ExitStatus::from_raw(9)));
-        if actions.contains(&format!("Start({role:?})")) {
-            *self.lives.get_mut(&role).unwrap() += 1;
+    fn killed(&mut self, member: impl Into<Member>) -> Vec<String> {
+        let member = member.into();
+        let actions = self.tell(Event::Exited(member, ExitStatus::from_raw(9)));
+        if actions.contains(&format!("Start({member:?})")) {
+            *self.lives.get_mut(&member).unwrap() += 1;
         }
         actions
     }
@@ -94,9 +100,10 @@ impl Story {
         self.supervisor.outcome().map(|outcome| (outcome.code, outcome.reason))
     }
 
-    fn health(&self, role: Role) -> proto::ProcessHealth {
+    fn health(&self, member: impl Into<Member>) -> proto::ProcessHealth {
         let health = self.supervisor.health(self.now);
-        health.processes.into_iter().find(|process| process.role == role).unwrap()
+        let member = member.into();
+        health.processes.into_iter().find(|process| process.process == member).unwrap()
     }
 }
 
@@ -127,7 +134,7 @@ fn a_failure_at_start_ends_all_with_that_childs_reason() {
 #[test]
 fn last_words_that_arrive_after_the_exit_still_count() {
     let mut story = Story::new();
-    story.tell(Event::Up(Role::Scheduler, Incarnation(1)));
+    story.tell(Event::Up(Role::Scheduler.into(), Incarnation(1)));
     for role in Role::CHILDREN {
         story.exit(role, 1);
     }
@@ -146,7 +153,7 @@ fn whoever_dies_is_started_again_at_once() {
         assert_eq!(story.killed(role), [format!("Start({role:?})")]);
         let health = story.health(role);
         assert!(health.alive && !health.ready && health.restarts == 1 && health.heartbeat.in_flight == 0);
-        assert_eq!(story.supervisor.story(role).last_end.unwrap(), "was killed by signal 9 (SIGKILL)");
+        assert_eq!(story.supervisor.story(role.into()).last_end.unwrap(), "was killed by signal 9 (SIGKILL)");
         assert_eq!(story.ready(role).len(), 1, "the address is not announced again");
         assert!(story.health(role).ready);
         assert_eq!(story.outcome(), None);
@@ -159,11 +166,11 @@ fn what_still_arrives_of_a_dead_life_is_not_taken_for_the_new_ones() {
     story.killed(Role::Scheduler);
     let old = Incarnation(1);
     let ready = Status::Ready { detail: String::new() };
-    assert!(story.tell(Event::Status(Role::Scheduler, old, ready)).is_empty());
+    assert!(story.tell(Event::Status(Role::Scheduler.into(), old, ready)).is_empty());
     assert!(!story.health(Role::Scheduler).ready);
     let failed = Status::Failed { reason: "out of memory".into() };
-    assert!(story.tell(Event::Status(Role::Scheduler, old, failed)).is_empty());
-    assert_eq!(story.supervisor.story(Role::Scheduler).last_end.unwrap(), "out of memory");
+    assert!(story.tell(Event::Status(Role::Scheduler.into(), old, failed)).is_empty());
+    assert_eq!(story.supervisor.story(Role::Scheduler.into()).last_end.unwrap(), "out of memory");
     assert_eq!(story.ready(Role::Scheduler).len(), 1);
 }
 
@@ -174,7 +181,7 @@ fn a_child_that_cannot_be_started_is_tried_again_ever_later() {
     assert_eq!(story.killed(Role::Detokenizer), ["Start(Detokenizer)"]);
     let mut pauses = Vec::new();
     for _ in 0..8 {
-        assert!(story.tell(Event::CannotStart(Role::Detokenizer, "no memory".into())).is_empty());
+        assert!(story.tell(Event::CannotStart(Role::Detokenizer.into(), "no memory".into())).is_empty());
         assert!(!story.health(Role::Detokenizer).alive);
         let due = story.supervisor.deadline().unwrap();
         pauses.push((due - story.now).as_millis());
@@ -224,7 +231,7 @@ fn a_silent_child_is_killed_and_started_again() {
         assert_eq!(story.pass_without(role, Duration::from_secs(1)), [format!("Signal({role:?}, SIGKILL)")]);
         assert!(story.pass_without(role, Duration::from_secs(5)).is_empty(), "it is killed once");
         assert_eq!(story.killed(role), [format!("Start({role:?})")]);
-        let end = story.supervisor.story(role).last_end.unwrap();
+        let end = story.supervisor.story(role.into()).last_end.unwrap();
         assert!(end.starts_with("gave no sign of life for 10"), "{end}");
         assert!(story.pass_without(role, Duration::from_secs(29)).is_empty(), "a new one has more time");
         assert_eq!(story.pass_without(role, Duration::from_secs(2)), [format!("Signal({role:?}, SIGKILL)")]);
@@ -257,7 +264,7 @@ fn a_scheduler_that_stands_still_with_work_is_killed_and_an_idle_one_is_not() {
     work(&mut story, 6, 1);
     assert_eq!(story.tell(Event::Timeout), ["Signal(Scheduler, SIGKILL)"]);
     assert_eq!(story.killed(Role::Scheduler), ["Start(Scheduler)"]);
-    let end = story.supervisor.story(Role::Scheduler).last_end.unwrap();
+    let end = story.supervisor.story(Role::Scheduler.into()).last_end.unwrap();
     assert!(end.contains("no progress for 60 s"), "{end}");
 }
 
@@ -265,9 +272,12 @@ fn a_scheduler_that_stands_still_with_work_is_killed_and_an_idle_one_is_not() {
 fn an_operator_replaces_a_child_which_is_no_death() {
     let mut story = Story::serving();
     for _ in 0..10 {
-        assert_eq!(story.tell(Event::Order(Order::Restart(Role::Tokenizer))), ["Tell(Tokenizer, Drain)"]);
-        assert!(story.tell(Event::Order(Order::Restart(Role::Tokenizer))).is_empty());
-        *story.lives.get_mut(&Role::Tokenizer).unwrap() += 1;
+        assert_eq!(
+            story.tell(Event::Order(Order::Restart(Role::Tokenizer.into()))),
+            ["Tell(Tokenizer, Retire)"]
+        );
+        assert!(story.tell(Event::Order(Order::Restart(Role::Tokenizer.into()))).is_empty());
+        *story.lives.get_mut(&Role::Tokenizer.into()).unwrap() += 1;
         assert_eq!(story.exit(Role::Tokenizer, 0), ["Start(Tokenizer)"]);
         story.ready(Role::Tokenizer);
     }
@@ -277,7 +287,7 @@ fn an_operator_replaces_a_child_which_is_no_death() {
 #[test]
 fn a_child_that_does_not_leave_for_its_successor_is_killed() {
     let mut story = Story::serving();
-    assert_eq!(story.tell(Event::Order(Order::Restart(Role::Scheduler))), ["Tell(Scheduler, Stop)"]);
+    assert_eq!(story.tell(Event::Order(Order::Restart(Role::Scheduler.into()))), ["Tell(Scheduler, Stop)"]);
     story.pass(Duration::from_secs(29));
     assert!(story.tell(Event::Timeout).is_empty());
     story.pass(Duration::from_secs(1));
@@ -314,7 +324,7 @@ fn who_dies_while_the_front_drains_is_started_again_and_goes_with_the_rest() {
 fn an_end_does_not_wait_for_a_child_that_is_dead() {
     let mut story = Story::serving();
     story.killed(Role::Detokenizer);
-    story.tell(Event::CannotStart(Role::Detokenizer, "no memory".into()));
+    story.tell(Event::CannotStart(Role::Detokenizer.into(), "no memory".into()));
     story.tell(Event::Signal(Signal::SIGTERM));
     assert_eq!(story.exit(Role::Tokenizer, 0), ["Tell(Scheduler, Stop)"]);
     story.exit(Role::Scheduler, 0);
@@ -345,4 +355,70 @@ fn ctrl_c_waits_for_seconds_only() {
     assert!(patience <= Duration::from_secs(5), "{patience:?}");
     story.pass(patience);
     assert_eq!(story.tell(Event::Timeout), ["Tell(Tokenizer, Stop)"]);
+}
+
+/// A server with two fronts and two detokenizers, all at work.
+fn several() -> Story {
+    let topology = Topology { tokenizer_worker_num: 2, detokenizer_worker_num: 2 };
+    let mut story = Story::of(topology, Limits::default());
+    for member in topology.children() {
+        story.ready(member);
+    }
+    story
+}
+
+const FRONTS: [Member; 2] = [Member::nth(Role::Tokenizer, 0), Member::nth(Role::Tokenizer, 1)];
+
+#[test]
+fn several_of_a_role_die_and_return_each_on_its_own() {
+    let mut story = several();
+    assert_eq!(story.killed(FRONTS[1]), ["Start(Tokenizer-1)"]);
+    assert_eq!(story.killed(Member::nth(Role::Detokenizer, 0)), ["Start(Detokenizer-0)"]);
+    assert_eq!(story.health(FRONTS[1]).restarts, 1);
+    assert!(story.health(FRONTS[0]).restarts == 0 && story.health(FRONTS[0]).ready);
+    assert!(story.ready(FRONTS[1]).len() == 1 && story.health(FRONTS[1]).ready);
+    assert_eq!(story.outcome(), None);
+}
+
+#[test]
+fn deaths_of_two_fronts_are_no_loop_of_one() {
+    let mut story = several();
+    for _ in 0..4 {
+        for front in FRONTS {
+            assert_eq!(story.killed(front), [format!("Start({front:?})")]);
+            story.ready(front);
+        }
+    }
+    assert_eq!(story.outcome(), None);
+}
+
+#[test]
+fn fronts_are_replaced_one_after_the_other() {
+    let mut story = several();
+    assert_eq!(
+        story.tell(Event::Order(Order::Restart(Role::Tokenizer.into()))),
+        ["Tell(Tokenizer-0, Retire)"]
+    );
+    assert!(story.tell(Event::Order(Order::Restart(FRONTS[1]))).is_empty(), "it is in the queue already");
+    assert_eq!(story.killed(FRONTS[0]), ["Start(Tokenizer-0)"]);
+    assert!(story.beat(FRONTS[0], 0, 0).is_empty(), "not at work yet");
+    let ready = story.ready(FRONTS[0]);
+    assert_eq!(ready.last().map(String::as_str), Some("Tell(Tokenizer-1, Retire)"), "{ready:?}");
+    assert_eq!(story.killed(FRONTS[1]), ["Start(Tokenizer-1)"]);
+    assert_eq!(story.ready(FRONTS[1]).len(), 1);
+    assert!(FRONTS.iter().all(|front| story.health(*front).restarts == 1));
+}
+
+#[test]
+fn an_end_drains_all_fronts_before_the_rest() {
+    let mut story = several();
+    assert_eq!(
+        story.tell(Event::Order(Order::Drain)),
+        ["Tell(Tokenizer-0, Drain)", "Tell(Tokenizer-1, Drain)"]
+    );
+    assert!(story.exit(FRONTS[1], 0).is_empty());
+    assert_eq!(
+        story.exit(FRONTS[0], 0),
+        ["Tell(Scheduler, Stop)", "Tell(Detokenizer-0, Stop)", "Tell(Detokenizer-1, Stop)"]
+    );
 }

@@ -84,6 +84,8 @@ pub(super) fn watch_signals(links: &LinkThread, shutdown: ShutdownSender) -> io:
     let _context = links.enter();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    // Caught, so that a file that may not grow is an error of its writer's and not the end of the process.
+    drop(signal(SignalKind::from_raw(nix::libc::SIGXFSZ))?);
     links.spawn(async move {
         let mut next = Phase::Draining;
         loop {

@@ -11,10 +11,14 @@ fn parse(args: &[&str]) -> Result<Args, ArgsError> {
 
 #[test]
 fn command_lines() {
-    let ok = |config: &str, listen_fd| Ok(Args { config: config.into(), listen_fd, successor: false });
+    let ok = |config: &str, listen_fd| {
+        Ok(Args { config: config.into(), number: None, listen_fd, successor: false })
+    };
     assert_eq!(parse(&["--config", "c.json"]), ok("c.json", None));
     assert_eq!(parse(&["--listen-fd", "3", "--config", "c.json"]), ok("c.json", Some(3)));
     assert!(parse(&["--successor", "--config", "c.json"]).unwrap().successor);
+    assert_eq!(parse(&["--number", "2", "--config", "c.json"]).unwrap().number, Some(2));
+    assert_eq!(parse(&["--config", "c", "--number", "256"]), Err(ArgsError::BadNumber("256".into())));
     assert_eq!(parse(&[]), Err(ArgsError::NoConfig));
     assert_eq!(parse(&["--config"]), Err(ArgsError::NoValue("--config")));
     assert_eq!(parse(&["--config", "c", "--listen-fd"]), Err(ArgsError::NoValue("--listen-fd")));

@@ -56,10 +56,10 @@ fn said(session: &mut Session) -> Vec<Frame> {
 fn golden_frames() {
     let hello = Hello { role: Role::Scheduler, incarnation: Incarnation(300), peer: Some(ME), expect: 7 };
     let mut bytes =
-        b"H\x01\x00\x84\xa4role\xa9scheduler\xabincarnation\xcd\x01\x2c\xa4peer\x32\xa6expect\x07".to_vec();
+        b"H\x02\x00\x84\xa4role\xa9scheduler\xabincarnation\xcd\x01\x2c\xa4peer\x32\xa6expect\x07".to_vec();
     assert_eq!(Frame::Hello(hello.clone()).encode(), bytes);
     assert_eq!(Frame::decode(&bytes.clone().into()).unwrap(), Frame::Hello(hello));
-    bytes[1] = 2;
+    bytes[1] = 3;
     assert!(matches!(Frame::decode(&bytes.into()), Err(FrameError::Version { theirs: 2 })));
     let number = |kind: u8| [&[kind, 2, 1, 0, 0, 0, 0, 0, 0][..], b""].concat();
     for (frame, bytes) in [

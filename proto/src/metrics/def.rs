@@ -23,6 +23,17 @@ pub struct Info {
     pub help: &'static str,
     /// Beyond the base labels of the process.
     pub labels: &'static [&'static str],
+    /// What several living processes' values of a gauge are together.
+    pub mode: Mode,
+}
+
+/// How the values that several living processes have for the same gauge become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// That of the process that was started last: they should be the same, or there is one.
+    MostRecent,
+    LiveSum,
+    Max,
 }
 
 /// Where metrics are registered, and the labels that all of them carry.

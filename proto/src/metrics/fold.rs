@@ -1,5 +1,5 @@
-//! Owns what becomes of the series of dead processes: their counters and histograms go on in one file per role, their
-//! gauges end with them.
+//! Owns what becomes of the series of dead processes: their counters and histograms go on in one file per
+//! member of the server, their gauges end with them.
 
 use std::io;
 use std::path::Path;
@@ -8,12 +8,15 @@ use prometheus::proto::MetricType;
 
 use super::join::Page;
 use super::snapshot::{SnapshotWriter, list_all, read};
-use crate::ids::{Incarnation, Role};
+use crate::ids::Incarnation;
+use crate::topology::Member;
 
-/// Puts the counts of all lives of a role into one file. No life of the role may be running. A file that cannot be
+/// Puts the counts of all lives of a process into one file. None of them may be running. A file that cannot be
 /// read is given up: its number is returned. On an error nothing is lost, and the next call does it.
-pub fn fold(dir: &Path, role: Role) -> io::Result<usize> {
-    let names: Vec<_> = list_all(dir).into_iter().filter(|name| name.role == role.as_str()).collect();
+pub fn fold(dir: &Path, member: impl Into<Member>) -> io::Result<usize> {
+    let member = member.into();
+    let of = member.to_string();
+    let names: Vec<_> = list_all(dir).into_iter().filter(|name| name.of == of).collect();
     let Some(latest) = names.iter().map(|name| name.incarnation).max() else { return Ok(0) };
     let folded = names.iter().filter(|name| name.folded).max_by_key(|name| name.incarnation);
     let up_to = folded.map_or(0, |name| name.incarnation);
@@ -24,7 +27,7 @@ pub fn fold(dir: &Path, role: Role) -> io::Result<usize> {
         snapshot.families.retain(|family| family.type_() != MetricType::GAUGE);
         page.add(snapshot, false);
     }
-    let target = SnapshotWriter::folded(dir, role, Incarnation(latest));
+    let target = SnapshotWriter::folded(dir, member, Incarnation(latest));
     target.write_families(&page.into_families())?;
     for name in names.iter().filter(|name| !(name.folded && name.incarnation == latest)) {
         std::fs::remove_file(&name.path)?;

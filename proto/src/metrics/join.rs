@@ -4,47 +4,35 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::Path;
 
+use prometheus::Registry;
 use prometheus::proto::{Histogram, LabelPair, Metric, MetricFamily, MetricType};
-use prometheus::{Registry, TextEncoder};
 
-use super::names::UNREADABLE_SNAPSHOTS;
+use super::def::Mode;
+use super::names::{self, UNREADABLE_SNAPSHOTS};
 use super::snapshot::{Snapshot, read_all};
 
 /// Joins all snapshots in `dir` and the caller's own registry; a process that passes its own writes no snapshots,
 /// or it would be counted twice. Counters and histograms of the same labels are summed over all incarnations, so
-/// they never go down; gauges are those of each role's latest incarnation, and of the latest of all where two roles
-/// have the same. A file that cannot be read is left out, and the page says how many were.
+/// they never go down; gauges are those of each member's latest incarnation, joined by their declared [`Mode`] where
+/// several members have the same. A file that cannot be read is left out, and the page says how many were.
 pub fn join(dir: &Path, own: Option<&Registry>) -> Vec<MetricFamily> {
     let (mut snapshots, unreadable) = read_all(dir);
     if let Some(own) = own {
-        snapshots.push(Snapshot { role: None, incarnation: u64::MAX, families: own.gather() });
+        snapshots.push(Snapshot { of: None, incarnation: u64::MAX, families: own.gather() });
     }
     // Later ones win, and what a page says first does not depend on the directory's order.
-    snapshots.sort_by(|a, b| (a.incarnation, &a.role).cmp(&(b.incarnation, &b.role)));
+    snapshots.sort_by(|a, b| (a.incarnation, &a.of).cmp(&(b.incarnation, &b.of)));
     let mut latest = BTreeMap::new();
     for snapshot in &snapshots {
-        latest.insert(snapshot.role.clone(), snapshot.incarnation);
+        latest.insert(snapshot.of.clone(), snapshot.incarnation);
     }
     let mut page = Page::default();
     for snapshot in snapshots {
-        let is_latest = latest.get(&snapshot.role) == Some(&snapshot.incarnation);
+        let is_latest = latest.get(&snapshot.of) == Some(&snapshot.incarnation);
         page.add(snapshot, is_latest);
     }
     let left_out = unreadable + page.contradictions;
     page.finish(left_out)
-}
-
-/// The text format, version 0.0.4: one HELP and TYPE per family, buckets in numeric order, then sum, then count.
-pub fn render(families: &[MetricFamily]) -> String {
-    let mut text = String::new();
-    for family in families {
-        let start = text.len();
-        if let Err(error) = TextEncoder::new().encode_utf8(std::slice::from_ref(family), &mut text) {
-            tracing::warn!(family = family.name(), %error, "cannot be shown");
-            text.truncate(start);
-        }
-    }
-    text
 }
 
 type Labels = Vec<(String, String)>;
@@ -58,6 +46,7 @@ pub(super) struct Page {
 struct Joined {
     help: String,
     kind: MetricType,
+    mode: Mode,
     series: BTreeMap<Labels, Metric>,
 }
 
@@ -79,6 +68,7 @@ impl Page {
         let joined = self.families.entry(family.name().to_owned()).or_insert_with(|| Joined {
             help: family.help().to_owned(),
             kind,
+            mode: mode_of(family.name()),
             series: BTreeMap::new(),
         });
         if joined.kind != kind {
@@ -90,7 +80,7 @@ impl Page {
                 Entry::Vacant(place) => {
                     place.insert(metric);
                 }
-                Entry::Occupied(mut place) => fits &= merge(kind, place.get_mut(), metric),
+                Entry::Occupied(mut place) => fits &= merge((kind, joined.mode), place.get_mut(), metric),
             }
         }
         fits
@@ -113,6 +103,10 @@ impl Page {
             })
             .collect()
     }
+}
+
+fn mode_of(name: &str) -> Mode {
+    names::ALL.iter().find(|info| info.name == name).map_or(Mode::MostRecent, |info| info.mode)
 }
 
 fn family(name: &str, help: &str, kind: MetricType) -> MetricFamily {
@@ -140,8 +134,18 @@ fn labels(metric: &Metric) -> Labels {
 }
 
 /// Adds `later` to a series of the same labels. `false` if they do not go together; the later one then stands.
-fn merge(kind: MetricType, series: &mut Metric, later: Metric) -> bool {
+fn merge((kind, mode): (MetricType, Mode), series: &mut Metric, later: Metric) -> bool {
     match kind {
+        MetricType::GAUGE => {
+            let (earlier, later) = (series.get_gauge().value(), later.get_gauge().value());
+            let value = match mode {
+                Mode::MostRecent => later,
+                Mode::LiveSum => earlier + later,
+                Mode::Max => earlier.max(later),
+            };
+            series.gauge.mut_or_insert_default().set_value(value);
+            true
+        }
         MetricType::COUNTER => {
             let sum = series.get_counter().value() + later.get_counter().value();
             series.counter.mut_or_insert_default().set_value(sum);

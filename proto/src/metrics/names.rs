@@ -6,14 +6,19 @@
 use prometheus::{Counter, CounterVec, Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec};
 
 use super::buckets;
-use super::def::{Def, Info};
+use super::def::{Def, Info, Mode};
 
 macro_rules! metrics {
-    ($($id:ident: $kind:ident = $name:literal [$($label:literal),*] $($buckets:ident)?, $help:literal;)+) => {
+    ($($id:ident: $kind:ident = $name:literal [$($label:literal),*] $($buckets:ident)? $(($mode:ident))?, $help:literal;)+) => {
         $(
             #[doc = $help]
             pub const $id: Def<$kind> = Def::new(
-                Info { name: concat!("sglang:", $name), help: $help, labels: &[$($label),*] },
+                Info {
+                    name: concat!("sglang:", $name),
+                    help: $help,
+                    labels: &[$($label),*],
+                    mode: metrics!(@mode $($mode)?),
+                },
                 metrics!(@buckets $($buckets)?),
             );
         )+
@@ -21,6 +26,8 @@ macro_rules! metrics {
         /// All metrics there are.
         pub const ALL: &[Info] = &[$($id.info),+];
     };
+    (@mode) => { Mode::MostRecent };
+    (@mode $mode:ident) => { Mode::$mode };
     (@buckets) => { &[] };
     (@buckets $buckets:ident) => { buckets::$buckets };
 }
@@ -82,25 +89,25 @@ metrics! {
     INTER_TOKEN_LATENCY: Histogram = "inter_token_latency_seconds" [] INTER_TOKEN, "Seconds per token: an output of m tokens after a gap of t counts t / m, m times.";
     TIME_PER_OUTPUT_TOKEN: HistogramVec = "request_time_per_output_token_seconds" ["is_streaming"] INTER_TOKEN, "Seconds per token of a request: (end - first token) / (output tokens - 1).";
     E2E_REQUEST_LATENCY: HistogramVec = "e2e_request_latency_seconds" ["is_streaming"] END_TO_END, "Seconds from arrival to the end of a request.";
-    STARTUP_TIME: GaugeVec = "startup_time_seconds" ["phase"], "Seconds that a phase of the start took.";
+    STARTUP_TIME: GaugeVec = "startup_time_seconds" ["phase"] (Max), "Seconds that a phase of the start took.";
     HTTP_REQUESTS: IntCounterVec = "http_requests_total" ["endpoint", "method"], "HTTP requests. endpoint is a route that exists, or other.";
     HTTP_RESPONSES: IntCounterVec = "http_responses_total" ["endpoint", "status_code", "method"], "HTTP responses.";
-    HTTP_REQUESTS_ACTIVE: GaugeVec = "http_requests_active" ["endpoint", "method"], "HTTP requests being answered.";
+    HTTP_REQUESTS_ACTIVE: GaugeVec = "http_requests_active" ["endpoint", "method"] (LiveSum), "HTTP requests being answered.";
 
     // Of the detokenizer.
     DETOKENIZED_ROWS: IntCounter = "detokenizer_rows_total" [], "Drafthorse: rows turned into text; a row is one request's new tokens in one message.";
     DETOKENIZED_TOKENS: IntCounter = "detokenizer_tokens_total" [], "Drafthorse: output tokens turned into text, those sent again after a restart included.";
     DETOKENIZER_DROPPED_ROWS: IntCounterVec = "detokenizer_dropped_rows_total" ["reason"], "Drafthorse: rows that gave no text. reason is orphan (the request is unknown), lost (tokens before it are missing) or ragged (its message cannot be read).";
-    DETOKENIZER_LIVE_REQUESTS: Gauge = "detokenizer_live_requests" [], "Drafthorse: requests whose text is being made.";
-    DETOKENIZER_WAITING_MESSAGES: Gauge = "detokenizer_waiting_messages" [], "Drafthorse: messages of text that have not arrived yet.";
+    DETOKENIZER_LIVE_REQUESTS: Gauge = "detokenizer_live_requests" [] (LiveSum), "Drafthorse: requests whose text is being made.";
+    DETOKENIZER_WAITING_MESSAGES: Gauge = "detokenizer_waiting_messages" [] (LiveSum), "Drafthorse: messages of text that have not arrived yet.";
 
     // Of every process.
-    PROCESS_CPU_SECONDS: CounterVec = "process_cpu_seconds_total" ["component"], "Processor seconds of a process, user and system.";
-    PROCESS_RESIDENT_MEMORY: GaugeVec = "process_resident_memory_bytes" ["component"], "Drafthorse: resident memory of a process.";
+    PROCESS_CPU_SECONDS: CounterVec = "process_cpu_seconds_total" ["component"], "Processor seconds of the processes of a role, user and system.";
+    PROCESS_RESIDENT_MEMORY: GaugeVec = "process_resident_memory_bytes" ["component"] (LiveSum), "Drafthorse: resident memory of the processes of a role.";
     LINK_DROPPED_FRAMES: IntCounterVec = "link_dropped_frames_total" ["component"], "Drafthorse: frames from other processes that did not decode and were dropped.";
     // Of the launcher.
-    PROCESS_UP: GaugeVec = "process_up" ["role"], "Drafthorse: 1 while the process of this role does its work, 0 while it is dead or starting.";
-    PROCESS_RESTARTS: IntCounterVec = "process_restarts_total" ["role"], "Drafthorse: times the process of this role was started again.";
+    PROCESS_UP: GaugeVec = "process_up" ["role", "number"], "Drafthorse: 1 while the process does its work, 0 while it is dead or starting. number tells several of one role apart.";
+    PROCESS_RESTARTS: IntCounterVec = "process_restarts_total" ["role", "number"], "Drafthorse: times the process was started again.";
     METRICS_FILES_SKIPPED: IntCounter = "metrics_files_skipped_total" [], "Drafthorse: metric snapshots that could not be read and were left out, each counted once.";
     UNREADABLE_SNAPSHOTS: Gauge = "metrics_unreadable_snapshots" [], "Drafthorse: metric snapshots left out of this page because they cannot be read or contradict another.";
 }

@@ -1,5 +1,5 @@
 //! Owns the files through which a process shows its metrics: one per living incarnation, replaced as a whole, and one
-//! per role for all that are dead.
+//! per member of the server for its lives before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -10,10 +10,11 @@ use prometheus::{Encoder, ProtobufEncoder, Registry};
 use protobuf::{CodedInputStream, Message};
 
 use super::live;
-use crate::ids::{Incarnation, Role};
+use crate::ids::Incarnation;
+use crate::topology::Member;
 
 const SUFFIX: &str = ".pb";
-/// In the name of a role's file for its dead lives.
+/// In the name of a member's file for its dead lives.
 const FOLDED: &str = ".folded";
 /// Looks at a directory that changes while it is read.
 const MAX_LOOKS: usize = 5;
@@ -27,14 +28,14 @@ pub struct SnapshotWriter {
 
 impl SnapshotWriter {
     /// `dir` is made with the first snapshot.
-    pub fn new(dir: &Path, role: Role, incarnation: Incarnation) -> Self {
-        let name = format!("{role}.{:016x}", incarnation.0);
+    pub fn new(dir: &Path, member: impl Into<Member>, incarnation: Incarnation) -> Self {
+        let name = format!("{}.{:016x}", member.into(), incarnation.0);
         Self { path: dir.join(format!("{name}{SUFFIX}")), draft: dir.join(format!("{name}.tmp")) }
     }
 
-    /// The counters of all lives of a role up to this one.
-    pub(super) fn folded(dir: &Path, role: Role, incarnation: Incarnation) -> Self {
-        let name = format!("{role}{FOLDED}.{:016x}", incarnation.0);
+    /// The counters of all lives of a process up to this one.
+    pub(super) fn folded(dir: &Path, member: Member, incarnation: Incarnation) -> Self {
+        let name = format!("{member}{FOLDED}.{:016x}", incarnation.0);
         Self { path: dir.join(format!("{name}{SUFFIX}")), draft: dir.join(format!("{name}.tmp")) }
     }
 
@@ -56,8 +57,8 @@ impl SnapshotWriter {
 
 /// One process's series at one time.
 pub(super) struct Snapshot {
-    /// `None` for a registry that was not read from a file.
-    pub(super) role: Option<String>,
+    /// The member's name; `None` for a registry that was not read from a file.
+    pub(super) of: Option<String>,
     pub(super) incarnation: u64,
     pub(super) families: Vec<MetricFamily>,
 }
@@ -65,7 +66,8 @@ pub(super) struct Snapshot {
 /// What a file's name says.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Name {
-    pub(super) role: String,
+    /// The member's name.
+    pub(super) of: String,
     pub(super) incarnation: u64,
     pub(super) folded: bool,
     pub(super) path: PathBuf,
@@ -98,10 +100,10 @@ fn list(dir: &Path) -> BTreeSet<Name> {
     let all = list_all(dir);
     let mut folded = BTreeMap::new();
     for name in all.iter().filter(|name| name.folded) {
-        let latest = folded.entry(name.role.clone()).or_insert(name.incarnation);
+        let latest = folded.entry(name.of.clone()).or_insert(name.incarnation);
         *latest = name.incarnation.max(*latest);
     }
-    let counts = |name: &Name| match folded.get(&name.role) {
+    let counts = |name: &Name| match folded.get(&name.of) {
         Some(&latest) if name.folded => name.incarnation == latest,
         Some(&latest) => name.incarnation > latest,
         None => true,
@@ -116,11 +118,11 @@ pub(super) fn list_all(dir: &Path) -> BTreeSet<Name> {
 
 pub(super) fn read<'a>(names: impl IntoIterator<Item = &'a Name>) -> (Vec<Snapshot>, usize) {
     let (mut snapshots, mut unreadable) = (Vec::new(), 0);
-    for Name { role, incarnation, path, .. } in names {
+    for Name { of, incarnation, path, .. } in names {
         match std::fs::read(path).map(|bytes| parse(&bytes)) {
             Ok(Ok(mut families)) => {
                 live::bring_up(&mut families, path);
-                snapshots.push(Snapshot { role: Some(role.clone()), incarnation: *incarnation, families });
+                snapshots.push(Snapshot { of: Some(of.clone()), incarnation: *incarnation, families });
             }
             // Folded into another or cleared away since the directory was listed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -131,13 +133,13 @@ pub(super) fn read<'a>(names: impl IntoIterator<Item = &'a Name>) -> (Vec<Snapsh
 }
 
 fn parse_name(path: PathBuf) -> Option<Name> {
-    let (role, incarnation) = path.file_name()?.to_str()?.strip_suffix(SUFFIX)?.rsplit_once('.')?;
+    let (of, incarnation) = path.file_name()?.to_str()?.strip_suffix(SUFFIX)?.rsplit_once('.')?;
     let incarnation = u64::from_str_radix(incarnation, 16).ok()?;
-    let (role, folded) = match role.strip_suffix(FOLDED) {
-        Some(role) => (role.to_owned(), true),
-        None => (role.to_owned(), false),
+    let (of, folded) = match of.strip_suffix(FOLDED) {
+        Some(of) => (of.to_owned(), true),
+        None => (of.to_owned(), false),
     };
-    Some(Name { role, incarnation, folded, path })
+    Some(Name { of, incarnation, folded, path })
 }
 
 /// Families, each behind its length.

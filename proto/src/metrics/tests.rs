@@ -7,6 +7,7 @@ use prometheus::{Encoder, Registry, TextEncoder};
 
 use super::*;
 use crate::ids::{Incarnation, Role};
+use crate::topology::Member;
 
 fn registrar(registry: &Registry) -> Registrar {
     Registrar::new(registry, [("model_name", "tiny".to_owned())])
@@ -23,8 +24,8 @@ fn scheduler(running: f64, verify_steps: u64, queue_times: &[f64]) -> Registry {
     registry
 }
 
-fn write(dir: &Path, role: Role, incarnation: u64, registry: &Registry) {
-    SnapshotWriter::new(dir, role, Incarnation(incarnation)).write(registry).unwrap();
+fn write(dir: &Path, member: impl Into<Member>, incarnation: u64, registry: &Registry) {
+    SnapshotWriter::new(dir, member, Incarnation(incarnation)).write(registry).unwrap();
 }
 
 /// The value of the sample whose line starts with this.
@@ -59,7 +60,7 @@ fn total_is_for_counters() {
     names::PROCESS_CPU_SECONDS.register(&to).unwrap().with_label_values(&["tokenizer"]).inc();
     names::SPEC_DELIVERED_DRAFTS.register(&to).unwrap().inc();
     names::SPEC_ACCEPT_RATE.register(&to).unwrap().set(0.5);
-    let page = render(&join(Path::new("/nowhere"), Some(&registry)));
+    let page = Format::Prometheus.render(&join(Path::new("/nowhere"), Some(&registry)));
     for line in page.lines().filter(|line| line.starts_with("# TYPE ")) {
         let mut words = line.split(' ').skip(2);
         let (name, kind) = (words.next().unwrap(), words.next().unwrap());
@@ -81,7 +82,7 @@ fn counters_and_histograms_are_summed_and_gauges_are_the_latest_life_s() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), Role::Scheduler, 0x20, &scheduler(7.0, 100, &[0.002, 4.5]));
     write(dir.path(), Role::Scheduler, 0x3, &scheduler(9.0, 11, &[0.002, 5000.0]));
-    let page = render(&join(dir.path(), None));
+    let page = Format::Prometheus.render(&join(dir.path(), None));
     let labels = r#"{model_name="tiny"}"#;
     assert_eq!(value(&page, &format!("sglang:num_running_reqs{labels}")), 7.0);
     assert_eq!(value(&page, &format!("sglang:spec_verify_steps_total{labels}")), 111.0);
@@ -107,9 +108,9 @@ fn a_gauge_that_only_a_dead_life_had_is_gone() {
         .set(3.0);
     names::NUM_ABORTED_REQUESTS.register(&registrar(&old)).unwrap().inc();
     write(dir.path(), Role::Tokenizer, 1, &old);
-    assert!(render(&join(dir.path(), None)).contains("http_requests_active"));
+    assert!(Format::Prometheus.render(&join(dir.path(), None)).contains("http_requests_active"));
     write(dir.path(), Role::Tokenizer, 2, &Registry::new());
-    let page = render(&join(dir.path(), None));
+    let page = Format::Prometheus.render(&join(dir.path(), None));
     assert!(!page.contains("http_requests_active"), "{page}");
     assert_eq!(value(&page, r#"sglang:num_aborted_requests_total{model_name="tiny"}"#), 1.0);
 }
@@ -123,7 +124,7 @@ fn bad_files_are_left_out_and_counted() {
     let readable = (1..whole.len())
         .filter(|length| {
             std::fs::write(dir.path().join("scheduler.2.pb"), &whole[..*length]).unwrap();
-            let page = render(&join(dir.path(), None));
+            let page = Format::Prometheus.render(&join(dir.path(), None));
             assert!(value(&page, r#"sglang:spec_verify_steps_total{model_name="tiny"}"#) >= 5.0);
             value(&page, "sglang:metrics_unreadable_snapshots") == 0.0
         })
@@ -134,7 +135,7 @@ fn bad_files_are_left_out_and_counted() {
         .unwrap();
     std::fs::write(dir.path().join("scheduler.3.tmp"), b"half").unwrap();
     std::fs::write(dir.path().join("notes.txt"), b"junk").unwrap();
-    let page = render(&join(dir.path(), None));
+    let page = Format::Prometheus.render(&join(dir.path(), None));
     assert_eq!(value(&page, "sglang:metrics_unreadable_snapshots"), 1.0);
     assert_eq!(value(&page, r#"sglang:num_running_reqs{model_name="tiny"}"#), 1.0);
 }
@@ -147,7 +148,7 @@ fn a_name_with_two_types_is_shown_once() {
     let opts = prometheus::Opts::new("sglang:spec_verify_steps_total", "as a gauge");
     other.register(Box::new(prometheus::Gauge::with_opts(opts).unwrap())).unwrap();
     write(dir.path(), Role::Tokenizer, 2, &other);
-    let page = render(&join(dir.path(), None));
+    let page = Format::Prometheus.render(&join(dir.path(), None));
     assert_eq!(page.matches("# TYPE sglang:spec_verify_steps_total ").count(), 1);
     assert_eq!(value(&page, "sglang:metrics_unreadable_snapshots"), 1.0);
 }
@@ -157,7 +158,7 @@ fn buckets_are_in_numeric_order_and_families_contiguous() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), Role::Scheduler, 1, &scheduler(1.0, 5, &[0.3, 12.0]));
     write(dir.path(), Role::Detokenizer, 1, &scheduler(1.0, 5, &[0.3, 12.0]));
-    let page = render(&join(dir.path(), Some(&scheduler(2.0, 1, &[7.0]))));
+    let page = Format::Prometheus.render(&join(dir.path(), Some(&scheduler(2.0, 1, &[7.0]))));
     let bounds: Vec<f64> = page
         .lines()
         .filter_map(|line| line.strip_prefix("sglang:queue_time_seconds_bucket")?.split("le=\"").nth(1))
@@ -177,13 +178,143 @@ fn buckets_are_in_numeric_order_and_families_contiguous() {
     );
 }
 
+/// What two front ends that live at the same time have: counters and load add up, and a fold of one's lives leaves the
+/// other's alone.
+#[test]
+fn several_of_one_role_are_shown_together_and_folded_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let front = |active: f64, seconds: f64| {
+        let registry = Registry::new();
+        let to = registrar(&registry);
+        names::NUM_ABORTED_REQUESTS.register(&to).unwrap().inc();
+        names::HTTP_REQUESTS_ACTIVE.register(&to).unwrap().with_label_values(&["/x", "GET"]).set(active);
+        names::STARTUP_TIME.register(&to).unwrap().with_label_values(&["tokenizer_e2e"]).set(seconds);
+        registry
+    };
+    let [first, second] = [0, 1].map(|number| Member::nth(Role::Tokenizer, number));
+    write(dir.path(), second, 1, &front(3.0, 9.0));
+    write(dir.path(), first, 2, &front(4.0, 5.0));
+    let shown = || {
+        let page = Format::Prometheus.render(&join(dir.path(), None));
+        [
+            r#"sglang:http_requests_active{endpoint="/x",method="GET",model_name="tiny"}"#,
+            r#"sglang:startup_time_seconds{model_name="tiny",phase="tokenizer_e2e"}"#,
+            r#"sglang:num_aborted_requests_total{model_name="tiny"}"#,
+        ]
+        .map(|sample| value(&page, sample))
+    };
+    assert_eq!(shown(), [7.0, 9.0, 2.0]);
+    assert_eq!(fold(dir.path(), second).unwrap(), 0);
+    assert_eq!(shown(), [4.0, 5.0, 2.0]);
+    write(dir.path(), second, 7, &front(1.0, 1.0));
+    assert_eq!(shown(), [5.0, 5.0, 3.0]);
+    assert_eq!(fold(dir.path(), Role::Tokenizer).unwrap(), 0, "nobody has this name");
+    assert_eq!(shown(), [5.0, 5.0, 3.0]);
+}
+
+#[test]
+fn a_scraper_gets_the_form_it_asks_for() {
+    use Format::{OpenMetrics, Prometheus};
+    let cases = [
+        (None, Prometheus),
+        (Some(""), Prometheus),
+        (Some("*/*"), Prometheus),
+        (Some("text/html, application/xhtml+xml;q=0.9, */*;q=0.8"), Prometheus),
+        (Some("application/openmetrics-text"), OpenMetrics),
+        (Some("Application/OpenMetrics-Text; Version=1.0.0; charset=utf-8"), OpenMetrics),
+        // As Prometheus asks.
+        (
+            Some(
+                "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
+                 text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+            ),
+            OpenMetrics,
+        ),
+        (Some("application/openmetrics-text;version=0.0.1, text/plain;q=0.1"), Prometheus),
+        (Some("application/openmetrics-text;q=0.2, text/plain;q=0.7"), Prometheus),
+        (Some("application/openmetrics-text;q=0"), Prometheus),
+        (Some("application/openmetrics-text;q=loud"), Prometheus),
+    ];
+    for (accept, format) in cases {
+        assert_eq!(Format::negotiate(accept), format, "{accept:?}");
+    }
+}
+
+#[test]
+fn openmetrics_names_counters_without_their_ending_and_says_where_it_ends() {
+    let registry = Registry::new();
+    let to = Registrar::new(&registry, [("model_name", "a\\b\"c\nd".to_owned())]);
+    names::SPEC_VERIFY_STEPS.register(&to).unwrap().inc_by(3);
+    names::PROCESS_RESIDENT_MEMORY.register(&to).unwrap().with_label_values(&["x"]).set(1.5);
+    let queue_time = names::QUEUE_TIME.register(&to).unwrap();
+    [0.002, 4.5, 5000.0].into_iter().for_each(|seconds| queue_time.observe(seconds));
+    let page = Format::OpenMetrics.render(&registry.gather());
+    let labels = r#"model_name="a\\b\"c\nd""#;
+    for line in [
+        "# TYPE sglang:spec_verify_steps counter",
+        &format!("sglang:spec_verify_steps_total{{{labels}}} 3"),
+        "# UNIT sglang:process_resident_memory_bytes bytes",
+        &format!("sglang:process_resident_memory_bytes{{component=\"x\",{labels}}} 1.5"),
+        "# UNIT sglang:queue_time_seconds seconds",
+        &format!("sglang:queue_time_seconds_bucket{{{labels},le=\"5.0\"}} 2"),
+        &format!("sglang:queue_time_seconds_bucket{{{labels},le=\"+Inf\"}} 3"),
+        &format!("sglang:queue_time_seconds_sum{{{labels}}} 5004.502"),
+        &format!("sglang:queue_time_seconds_count{{{labels}}} 3"),
+    ] {
+        assert!(page.lines().any(|shown| shown == line), "no {line} in\n{page}");
+    }
+    assert!(page.ends_with("\n# EOF\n") && page.matches("# EOF").count() == 1, "{page}");
+    assert_eq!(Format::OpenMetrics.render(&[]), "# EOF\n");
+}
+
+/// A family of OpenMetrics is named without `_total`, and must have its name for itself.
+#[test]
+fn no_two_families_have_one_name_in_openmetrics() {
+    let mut seen = HashSet::new();
+    for info in names::ALL {
+        let name = info.name.strip_suffix("_total").unwrap_or(info.name);
+        assert!(seen.insert(name), "{name} is two families");
+    }
+}
+
+/// Whatever is observed meanwhile, a page's buckets only rise, and the last one is the count.
+#[test]
+fn a_histogram_is_never_torn() {
+    let registry = Registry::new();
+    let queue_time = names::QUEUE_TIME.register(&registrar(&registry)).unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let times = [0.002, 0.3, 12.0, 5000.0].into_iter().cycle();
+            times.take_while(|_| !done.load(std::sync::atomic::Ordering::SeqCst)).for_each(|seconds| {
+                queue_time.observe(seconds);
+            });
+        });
+        for format in [Format::Prometheus, Format::OpenMetrics].into_iter().cycle().take(300) {
+            let page = format.render(&registry.gather());
+            let value = |line: &str| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap();
+            let buckets: Vec<_> = page.lines().filter(|line| line.contains("_bucket{")).map(value).collect();
+            assert!(buckets.windows(2).all(|pair| pair[0] <= pair[1]), "{page}");
+            let count = page.lines().find(|line| line.contains("_count{")).map(value);
+            assert_eq!(buckets.last().copied(), count, "{page}");
+        }
+        done.store(true, std::sync::atomic::Ordering::SeqCst);
+    });
+}
+
 #[test]
 fn two_scrapes_show_the_same() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), Role::Scheduler, 1, &scheduler(1.0, 5, &[0.3]));
-    assert_eq!(render(&join(dir.path(), None)), render(&join(dir.path(), None)));
     assert_eq!(
-        value(&render(&join(Path::new("/nowhere"), None)), "sglang:metrics_unreadable_snapshots"),
+        Format::Prometheus.render(&join(dir.path(), None)),
+        Format::Prometheus.render(&join(dir.path(), None))
+    );
+    assert_eq!(
+        value(
+            &Format::Prometheus.render(&join(Path::new("/nowhere"), None)),
+            "sglang:metrics_unreadable_snapshots"
+        ),
         0.0
     );
 }
@@ -211,7 +342,7 @@ fn process_metrics_grow_with_the_process() {
 fn dead_lives_are_folded_into_one_file_and_counts_go_on() {
     let dir = tempfile::tempdir().unwrap();
     let labels = r#"{model_name="tiny"}"#;
-    let show = || render(&join(dir.path(), None));
+    let show = || Format::Prometheus.render(&join(dir.path(), None));
     for life in 1..=20 {
         write(dir.path(), Role::Scheduler, life, &scheduler(3.0, 10, &[0.5]));
         write(dir.path(), Role::Detokenizer, 7, &scheduler(4.0, 1, &[]));
@@ -242,7 +373,7 @@ fn a_fold_that_was_cut_short_counts_nothing_twice() {
     fold(dir.path(), Role::Scheduler).unwrap();
     std::fs::write(dir.path().join("scheduler.0000000000000001.pb"), first).unwrap();
     let steps = || {
-        let page = render(&join(dir.path(), None));
+        let page = Format::Prometheus.render(&join(dir.path(), None));
         value(&page, r#"sglang:spec_verify_steps_total{model_name="tiny"}"#)
     };
     assert_eq!(steps(), 10.0);
@@ -277,7 +408,7 @@ fn a_page_read_during_folding_shows_every_count_once() {
         });
         let mut last = 0.0;
         while !done.load(std::sync::atomic::Ordering::SeqCst) {
-            let page = render(&join(dir.path(), None));
+            let page = Format::Prometheus.render(&join(dir.path(), None));
             if !page.contains("spec_verify_steps_total{") {
                 assert_eq!(last, 0.0);
                 continue;

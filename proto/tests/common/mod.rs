@@ -5,8 +5,8 @@
 use proto::{
     AbortReq, BatchStrOutput, BatchTokenIDOutput, Command, DecodeRow, FinishReason, FlushCacheReqInput,
     FlushCacheReqOutput, GetInternalStateReq, GetInternalStateReqOutput, Heartbeat, InternalState, Matched,
-    ProcessHealth, RequestId, Role, RowLogprobs, RowProgress, SamplingParams, SchedulerInfo, ServerHealth,
-    SpecCounters, Status, TextRow, ToDetokenizer, ToScheduler, ToTokenizer, TokenRow,
+    Member, ProcessHealth, RequestId, Role, RowLogprobs, RowProgress, SamplingParams, SchedulerInfo,
+    ServerHealth, SpecCounters, Status, TextRow, ToDetokenizer, ToScheduler, ToTokenizer, TokenRow,
     TokenizedGenerateReqInput, TopLogprobs,
 };
 
@@ -191,6 +191,7 @@ impl Filler {
             ("abort", ToScheduler::Abort(abort)),
             ("flush_cache", ToScheduler::FlushCache(flush)),
             ("get_internal_state", ToScheduler::GetInternalState(GetInternalStateReq { id: self.u64() })),
+            ("abort_elsewhere", ToScheduler::AbortElsewhere(abort_by_name())),
         ]
     }
 
@@ -226,6 +227,7 @@ impl Filler {
             ("refused", ToTokenizer::Refused { rid: self.rid(), reason: self.finish() }),
             ("flush_cache", ToTokenizer::FlushCache(flush)),
             ("internal_state", ToTokenizer::InternalState(internal)),
+            ("abort", ToTokenizer::Abort(abort_by_name())),
             ("leaving", ToTokenizer::Leaving),
         ]
     }
@@ -243,7 +245,7 @@ impl Filler {
     pub(crate) fn command(&mut self) -> Vec<(&'static str, Command)> {
         let heartbeat = Heartbeat { in_flight: self.u64(), queued: self.u64(), progress: self.u64() };
         let process = ProcessHealth {
-            role: Role::Scheduler,
+            process: Member::nth(Role::Tokenizer, 3),
             alive: self.bool(),
             ready: self.bool(),
             restarts: self.u64(),
@@ -251,8 +253,17 @@ impl Filler {
             heartbeat,
         };
         let health = ServerHealth { processes: vec![process] };
-        vec![("drain", Command::Drain), ("stop", Command::Stop), ("health", Command::Health(health))]
+        vec![
+            ("drain", Command::Drain),
+            ("retire", Command::Retire),
+            ("stop", Command::Stop),
+            ("health", Command::Health(health)),
+        ]
     }
+}
+
+fn abort_by_name() -> AbortReq {
+    AbortReq { rid: Some("a client's".into()), abort_all: true }
 }
 
 fn null_or_text(filler: &mut Filler) -> serde_json::Value {

@@ -14,6 +14,7 @@ fn step(journal: &mut Journal, rid: &str, start: usize, ids: &[TokenId], finish:
     let end = start + ids.len();
     journal.entries.push(Entry {
         rid: rid.into(),
+        lane: Lane(0),
         start,
         ids: ids.to_vec(),
         spec: spec(end as u64),

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use proto::{
-    AbortReq, FinishReason, FlushCacheReqInput, FlushCacheReqOutput, GetInternalStateReqOutput,
-    InternalState, RequestId, SchedulerInfo, SpecAlgorithm, ToScheduler, ToTokenizer,
+    AbortReq, FinishReason, FlushCacheReqInput, FlushCacheReqOutput, Front, GetInternalStateReqOutput,
+    InternalState, Lane, RequestId, SchedulerInfo, SpecAlgorithm, ToScheduler, ToTokenizer,
     TokenizedGenerateReqInput,
 };
 use serde_json::json;
@@ -22,60 +22,75 @@ const MAX_FLUSH_WAIT_S: f64 = 86_400.0;
 /// A flush that waits for the scheduler to become idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PendingFlush {
+    front: Front,
     id: u64,
     deadline: Instant,
 }
 
 impl<E: Engine, P: Peers> Scheduler<E, P> {
-    pub(super) fn receive(&mut self, message: ToScheduler) {
+    pub(super) fn receive(&mut self, front: Front, message: ToScheduler) {
         match message {
-            ToScheduler::Generate(input) => self.generate(*input),
+            ToScheduler::Generate(input) => self.generate(front, *input),
             ToScheduler::Abort(abort) => self.abort(&abort),
-            ToScheduler::FlushCache(flush) => self.flush_cache(&flush),
+            ToScheduler::AbortElsewhere(abort) => {
+                for other in self.config.topology.fronts().filter(|other| *other != front) {
+                    self.outbox.reply(other, ToTokenizer::Abort(abort.clone()));
+                }
+            }
+            ToScheduler::FlushCache(flush) => self.flush_cache(front, &flush),
             ToScheduler::GetInternalState(get) => {
                 let internal_state = self.internal_state();
                 let reply = GetInternalStateReqOutput { id: get.id, internal_state };
-                self.outbox.reply(ToTokenizer::InternalState(reply));
+                self.outbox.reply(front, ToTokenizer::InternalState(reply));
             }
         }
     }
 
-    /// A connection to the tokenizer process stands. A new one knows none of the requests of the old one, and
+    /// A connection to a tokenizer process stands. A new one knows none of the requests of the old one, and
     /// nobody reads their answers any more.
-    pub(super) fn tokenizer_up(&mut self, restarted: bool) {
+    pub(super) fn tokenizer_up(&mut self, front: Front, restarted: bool) {
         if restarted {
-            self.outbox.tokenizer_restarted();
-            self.pending_flushes.clear();
+            self.outbox.tokenizer_restarted(front);
+            self.pending_flushes.retain(|flush| flush.front != front);
+            let topology = self.config.topology;
+            let is_its = move |lane| topology.front_of(lane) == front;
             if let Some(journal) = &mut self.journal {
-                journal.forget_inherited();
+                journal.forget_inherited(is_its);
             }
-            let aborted = self.end_all(|_| false);
-            tracing::info!(aborted, "the tokenizer process restarted; its requests are aborted");
+            let aborted = self.end_all(|request| is_its(request.lane), false);
+            tracing::info!(
+                front = front.0,
+                aborted,
+                "a tokenizer process restarted; its requests are aborted"
+            );
         }
         let info = self.info();
-        self.outbox.reply(ToTokenizer::SchedulerReady(info));
+        self.outbox.reply(front, ToTokenizer::SchedulerReady(info));
     }
 
-    pub(super) fn detokenizer_restarted(&mut self) {
-        self.outbox.detokenizer_restarted();
-        self.admission.running_mut().iter_mut().for_each(stream::forget_sent);
-        self.admission.waiting_mut().for_each(stream::forget_sent);
+    pub(super) fn detokenizer_restarted(&mut self, lane: Lane) {
+        self.outbox.detokenizer_restarted(lane);
+        let running = self.admission.running_mut().iter_mut();
+        running.filter(|request| request.lane == lane).for_each(stream::forget_sent);
+        self.admission.waiting_mut().filter(|request| request.lane == lane).for_each(stream::forget_sent);
     }
 
-    fn generate(&mut self, input: TokenizedGenerateReqInput) {
+    fn generate(&mut self, front: Front, input: TokenizedGenerateReqInput) {
         if self.knows(&input.rid) {
             // The same message again, after a reconnection.
             tracing::debug!(rid = %input.rid, "duplicate request is ignored");
             return;
         }
-        if let Some(reason) = self.refusal(&input) {
-            self.refuse(input.rid, reason);
+        let lane = self.outbox.lane_for(front, &input.rid);
+        if let Some(reason) = self.refusal(lane, &input) {
+            self.refuse(front, input.rid, reason);
             return;
         }
         let rid = input.rid.clone();
         let inheritance = self.journal.as_mut().and_then(|journal| journal.claim(&input));
         match Request::new(input, &self.vocabulary, self.admission.request_capacity()) {
             Ok(mut request) => {
+                request.lane = lane;
                 if let Some(inheritance) = inheritance {
                     request.inherit(inheritance);
                     self.note(&mut request);
@@ -86,7 +101,9 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
                     false => self.admission.enqueue(request),
                 };
             }
-            Err(error) => self.refuse(rid, FinishReason::failed(400, "BadRequestError", error.to_string())),
+            Err(error) => {
+                self.refuse(front, rid, FinishReason::failed(400, "BadRequestError", error.to_string()));
+            }
         }
     }
 
@@ -98,7 +115,7 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
         }
     }
 
-    fn refusal(&self, input: &TokenizedGenerateReqInput) -> Option<FinishReason> {
+    fn refusal(&self, lane: Lane, input: &TokenizedGenerateReqInput) -> Option<FinishReason> {
         let unavailable = |message| Some(FinishReason::failed(503, "ServiceUnavailableError", message));
         if input.input_ids.is_empty() {
             return Some(FinishReason::failed(400, "BadRequestError", "input_ids cannot be empty."));
@@ -116,7 +133,7 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
         if self.admission.waiting().len() >= self.config.server.max_queued_requests as usize {
             return unavailable("The request queue is full.");
         }
-        if self.outbox.is_congested() {
+        if self.outbox.is_lane_congested(lane) {
             return unavailable("The detokenizer does not keep up; try again later.");
         }
         None
@@ -132,7 +149,7 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
     fn abort(&mut self, abort: &AbortReq) {
         match &abort.rid {
             _ if abort.abort_all => {
-                self.end_all(|_| true);
+                self.end_all(|_| true, true);
             }
             Some(rid) => self.abort_one(rid),
             None => {}
@@ -147,16 +164,15 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
         }
     }
 
-    /// Ends every request; `tell` says which of those that wait are to be answered.
-    fn end_all(&mut self, tell: impl Fn(&Request) -> bool) -> usize {
+    /// Ends every request that is `named`; `tell` says whether those that wait are to be answered.
+    fn end_all(&mut self, named: impl Fn(&Request) -> bool, tell: bool) -> usize {
         let mut count = 0;
-        while let Some(request) = self.admission.withdraw(|_| true) {
-            let tell = tell(&request);
+        while let Some(request) = self.admission.withdraw(&named) {
             self.abort_waiting(request, tell);
             count += 1;
         }
-        while !self.admission.running().is_empty() {
-            self.abort_running(0);
+        while let Some(index) = self.admission.running().iter().position(&named) {
+            self.abort_running(index);
             count += 1;
         }
         count
@@ -177,15 +193,15 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
             request.finish = Some(reason);
             self.end(request);
         } else if tell {
-            self.refuse(request.rid, reason);
+            self.refuse(self.outbox.front_of(request.lane), request.rid, reason);
         }
     }
 
-    fn flush_cache(&mut self, flush: &FlushCacheReqInput) {
+    fn flush_cache(&mut self, front: Front, flush: &FlushCacheReqInput) {
         let timeout = Duration::try_from_secs_f64(flush.timeout_s.clamp(0.0, MAX_FLUSH_WAIT_S));
         // What is no number of seconds waits for none.
         let deadline = Instant::now() + timeout.unwrap_or_default();
-        self.pending_flushes.push(PendingFlush { id: flush.id, deadline });
+        self.pending_flushes.push(PendingFlush { front, id: flush.id, deadline });
         self.settle_flushes();
     }
 
@@ -198,7 +214,7 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
             self.admission.cache.flush();
             self.engine.flush();
             for flush in std::mem::take(&mut self.pending_flushes) {
-                self.reply_flush(flush.id, true, "Cache flushed.".to_owned());
+                self.reply_flush(flush, true, "Cache flushed.".to_owned());
             }
             return;
         }
@@ -210,12 +226,13 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
             let (running, waiting) = (self.admission.running().len(), self.admission.waiting().len());
             let message =
                 format!("Cache not flushed: {running} requests are running, {waiting} are waiting.");
-            self.reply_flush(flush.id, false, message);
+            self.reply_flush(flush, false, message);
         }
     }
 
-    fn reply_flush(&mut self, id: u64, success: bool, message: String) {
-        self.outbox.reply(ToTokenizer::FlushCache(FlushCacheReqOutput { id, success, message }));
+    fn reply_flush(&mut self, flush: PendingFlush, success: bool, message: String) {
+        let reply = FlushCacheReqOutput { id: flush.id, success, message };
+        self.outbox.reply(flush.front, ToTokenizer::FlushCache(reply));
     }
 
     /// What the front end must know.

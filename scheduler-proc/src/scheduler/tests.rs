@@ -3,7 +3,7 @@
 use proto::link::LinkEvent;
 use proto::{
     AbortReq, FinishReason, FlushCacheReqInput, GetInternalStateReq, Incarnation, Matched, SchedulePolicy,
-    ToScheduler, ToTokenizer,
+    ToScheduler, ToTokenizer, Topology,
 };
 
 use super::*;
@@ -13,6 +13,7 @@ use crate::testing::*;
 
 mod random;
 mod restart;
+mod several;
 
 impl TestScheduler {
     pub(crate) fn recorder(&self) -> &Recorder {
@@ -346,7 +347,7 @@ fn a_stalled_detokenizer_stops_admission_and_loses_nothing() {
     assert_eq!(scheduler.answer("a").ids.len(), 1, "the rest waits, and the engine has stopped");
     assert_eq!(scheduler.running(), 0);
     scheduler.recorder_mut().full = false;
-    scheduler.handle(Event::Detokenizer(LinkEvent::Acked { up_to: 1 }));
+    scheduler.handle(Event::Detokenizer(Lane(0), LinkEvent::Acked { up_to: 1 }));
     scheduler.submit(request("c", vec![1], 30));
     scheduler.settle();
     assert_eq!(scheduler.answer("a").ids, solo(&request("a", vec![1], 30), 1024).ids);
@@ -470,7 +471,7 @@ fn the_state_tells_lengths_and_acceptance_from_the_first_verify_step_on() {
 #[test]
 fn a_tokenizer_process_that_comes_up_hears_that_the_scheduler_is_ready() {
     let mut scheduler = scheduler(config(), Script { kv_slots: 100, ..speculative(4) });
-    scheduler.handle(Event::Tokenizer(LinkEvent::Up { peer: Incarnation(1), restarted: false }));
+    scheduler.handle(Event::Tokenizer(Front(0), LinkEvent::Up { peer: Incarnation(1), restarted: false }));
     let Some(ToTokenizer::SchedulerReady(info)) = scheduler.recorder().replies.first() else {
         panic!("no greeting")
     };

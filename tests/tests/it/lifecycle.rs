@@ -64,11 +64,14 @@ fn ctrl_c_ends_within_seconds_whatever_runs() {
 }
 
 #[test]
-fn children_follow_a_killed_launcher() {
-    let server = Server::start(ServerOptions::plain());
+fn children_follow_a_killed_launcher_and_its_port_is_free() {
+    let server = Server::start(ServerOptions::tiny().with(&["--tokenizer-worker-num", "2"]));
+    assert_eq!(server.children().len(), 4, "{:?}", server.children());
+    let port = server.base().rsplit(':').next().unwrap().parse::<u16>().unwrap();
     server.signal(Signal::SIGKILL);
     let gone = wait_until(Duration::from_secs(3), || !server.children().values().any(|pid| is_alive(*pid)));
     assert!(gone, "orphans: {:?}", server.children());
+    TcpListener::bind(("127.0.0.1", port)).expect("nobody holds the port any more");
     // Its other threads may end later than the one that is looked at.
     let mut server = server;
     server.wait_for_end();

@@ -1,9 +1,10 @@
-//! Owns what happens to every request before its handler: the key check, and counting.
+//! Owns what happens to every request before and after its handler: the key check, counting, and the
+//! word that a process on its way out adds.
 
 use std::sync::Arc;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{Method, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use serde_json::json;
@@ -30,6 +31,15 @@ pub(super) async fn check_key(State(app): State<Arc<App>>, request: Request, nex
 /// Compares without telling by its duration how much was right.
 fn same(given: &[u8], key: &[u8]) -> bool {
     given.len() == key.len() && given.iter().zip(key).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+}
+
+/// Tells clients of a process on its way out not to send their next request here.
+pub(super) async fn say_goodbye(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    if app.is_leaving() {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
 }
 
 /// Counts requests by route. Paths and methods that a client made up share one label value.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use proto::metrics::CONTENT_TYPE;
+use proto::metrics::Format;
 use proto::{RequestId, TokenId};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -114,15 +114,15 @@ pub(super) async fn abort_request(
     State(app): State<Arc<App>>,
     ApiJson(body): ApiJson<AbortBody>,
 ) -> Response {
-    match body.rid.filter(|rid| !rid.is_empty()) {
-        _ if body.abort_all == Some(true) => app.registry.abort(None),
-        Some(rid) => app.registry.abort(Some(&RequestId(rid))),
-        None => {
-            let refusal = Refusal::invalid("rid cannot be empty; use abort_all to abort every request.");
-            return ApiError::from(refusal).respond(Style::Native);
-        }
+    let outcome = match body.rid.filter(|rid| !rid.is_empty()) {
+        _ if body.abort_all == Some(true) => app.bridge.abort(None),
+        Some(rid) => app.bridge.abort(Some(&RequestId(rid))),
+        None => Err(Refusal::invalid("rid cannot be empty; use abort_all to abort every request.")),
+    };
+    match outcome {
+        Ok(()) => StatusCode::OK.into_response(),
+        Err(refusal) => ApiError::from(refusal).respond(Style::Native),
     }
-    StatusCode::OK.into_response()
 }
 
 #[derive(Debug, Deserialize)]
@@ -226,9 +226,12 @@ fn need_codec(app: &App) -> Result<&Codec, Refusal> {
 }
 
 /// The page of all processes' series, from snapshots: it never asks another process.
-pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    match tokio::task::spawn_blocking(move || app.metrics_page()).await {
-        Ok(page) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], page).into_response(),
+pub(super) async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
+    let accepted: Vec<_> =
+        headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+    let format = Format::negotiate(Some(&accepted.join(",")));
+    match tokio::task::spawn_blocking(move || app.metrics_page(format)).await {
+        Ok(page) => ([(header::CONTENT_TYPE, format.content_type())], page).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}\n")).into_response(),
     }
 }

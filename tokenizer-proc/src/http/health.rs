@@ -5,35 +5,43 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use proto::ProcessHealth;
+use proto::{ProcessHealth, Role, ServerHealth};
 use serde_json::{Map, Value, json};
 
 use super::error::json_response;
 use crate::app::App;
 
-/// The processes by their heartbeats. Busy is not dead: 200 as long as all of them do their work.
+/// The processes by their heartbeats. Busy is not dead: 200 as long as requests are served, which takes all processes
+/// but one's siblings: the one that answers is a tokenizer process that works.
 pub(super) async fn health(State(app): State<Arc<App>>) -> Response {
     let told = app.health.current();
     let ready = app.check_ready();
-    let all_ready = told.as_ref().is_none_or(|health| health.processes.iter().all(|process| process.ready));
+    let away = |health: &ServerHealth, sibling| {
+        let mut processes = health.processes.iter();
+        processes.any(|p| !p.ready && sibling == (app.has_siblings() && p.process.role == Role::Tokenizer))
+    };
+    let needed_away = told.as_ref().is_some_and(|health| away(health, false));
+    let sibling_away = told.as_ref().is_some_and(|health| away(health, true));
     let status = match &ready {
         _ if app.is_stopping() => "stopping",
-        Ok(()) if all_ready => "ok",
+        Ok(()) if !needed_away && sibling_away => "degraded",
+        Ok(()) if !needed_away => "ok",
         // It has served already.
         _ if app.check_serving().is_ok() => "restarting",
         _ => "starting",
     };
     let mut body = Map::new();
     body.insert("status".to_owned(), json!(status));
-    body.insert("in_flight".to_owned(), json!(app.registry.len()));
+    body.insert("in_flight".to_owned(), json!(app.in_flight()));
     if let Err(why) = ready {
         body.insert("reason".to_owned(), json!(why.to_string()));
     }
     if let Some(health) = told {
-        let processes = health.processes.iter().map(|p| (p.role.to_string(), process(p)));
+        let processes = health.processes.iter().map(|p| (p.process.to_string(), process(p)));
         body.insert("processes".to_owned(), Value::Object(processes.collect()));
     }
-    let code = if status == "ok" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let code =
+        if ["ok", "degraded"].contains(&status) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     json_response(code, &Value::Object(body))
 }
 

@@ -53,6 +53,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(from_fn_with_state(Arc::clone(&app), access::check_key))
         .layer(from_fn_with_state(Arc::clone(&app), access::count))
+        .layer(from_fn_with_state(Arc::clone(&app), access::say_goodbye))
         .layer(CorsLayer::permissive())
         .with_state(app)
 }

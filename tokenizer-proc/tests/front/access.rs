@@ -130,16 +130,55 @@ fn metrics_count_each_request_once_and_are_only_read_by_a_scrape() {
     );
 }
 
+/// Nothing that a client can choose becomes a label of its own: not paths, methods, models, names or headers.
 #[test]
-fn made_up_paths_and_methods_share_one_label() {
+fn what_clients_make_up_adds_no_series() {
     let server = start();
-    for i in 0..20 {
-        server.get(&format!("/made/up/{i}"));
-        let method = reqwest::Method::from_bytes(format!("MADE{i}").as_bytes()).unwrap();
+    let ask = |value: &str| {
+        server.get(&format!("/made/up/{value}"));
+        server.get(&format!("/v1/models/{value}"));
+        server.get(&format!("/generate?{value}={value}"));
+        let method = reqwest::Method::from_bytes(format!("MADE{value}").as_bytes()).unwrap();
         server.client.request(method, format!("{}/generate", server.url)).send().unwrap();
+        let params = json!({"max_new_tokens": 1});
+        let body = json!({"text": "Hello", "rid": value, "lora_path": value, "user": value, "model": value,
+            "extra_key": value, "sampling_params": params});
+        let request = server.client.post(format!("{}/generate", server.url)).json(&body);
+        request.header(format!("x-{value}"), value).header("user-agent", value).send().unwrap();
+        let body = json!({"model": value, "prompt": "Hello", "max_tokens": 1, "user": value});
+        server.client.post(format!("{}/v1/completions", server.url)).json(&body).send().unwrap();
+    };
+    let page = || server.get("/metrics").text().unwrap();
+    ask("first");
+    // Its own request is in the page that comes next.
+    page();
+    let before = page();
+    (0..40).for_each(|i| ask(&format!("madeup{i}")));
+    let after = page();
+    let series = |page: &str| page.lines().filter(|line| !line.starts_with('#')).count();
+    assert_eq!(series(&after), series(&before), "{after}");
+    assert!(!after.to_lowercase().contains("madeup"), "{after}");
+    assert!(after.contains("endpoint=\"other\"") && after.contains("method=\"other\""), "{after}");
+}
+
+#[test]
+fn openmetrics_is_there_for_who_asks() {
+    let server = start();
+    let ask = |accept: Option<&str>| {
+        let request = server.client.get(format!("{}/metrics", server.url));
+        let reply =
+            accept.into_iter().fold(request, |it, accept| it.header("accept", accept)).send().unwrap();
+        let kind = reply.headers()["content-type"].to_str().unwrap().to_owned();
+        (kind, reply.text().unwrap())
+    };
+    let (kind, page) = ask(Some("application/openmetrics-text;version=1.0.0,text/plain;q=0.5"));
+    assert_eq!(kind, "application/openmetrics-text; version=1.0.0; charset=utf-8");
+    assert!(page.ends_with("# EOF\n") && page.contains("# TYPE sglang:http_requests counter\n"), "{page}");
+    for accept in [None, Some("text/plain"), Some("*/*")] {
+        let (kind, page) = ask(accept);
+        assert_eq!(kind, "text/plain; version=0.0.4; charset=utf-8");
+        assert!(page.contains("# TYPE sglang:http_requests_total counter\n") && !page.contains("# EOF"));
     }
-    let page = server.get("/metrics").text().unwrap();
-    assert!(!page.contains("made/up") && !page.contains("MADE"), "{page}");
 }
 
 #[test]

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use proto::link::{AckMode, LinkEvent, LinkHandle, LinkSpec, LinkThread, Side};
 use proto::{
-    BatchStrOutput, Endpoints, FinishReason, FlushCacheReqOutput, GetInternalStateReqOutput, Incarnation,
-    InternalState, RequestId, Role, RowLogprobs, RowProgress, SchedulerInfo, SpecCounters, TextRow,
-    ToScheduler, ToTokenizer, TokenId, TokenizedGenerateReqInput,
+    BatchStrOutput, Endpoints, FinishReason, FlushCacheReqOutput, Front, GetInternalStateReqOutput,
+    Incarnation, InternalState, Lane, RequestId, Role, RowLogprobs, RowProgress, SchedulerInfo, SpecCounters,
+    TextRow, ToScheduler, ToTokenizer, TokenId, TokenizedGenerateReqInput,
 };
 
 /// What the fake does with a request.
@@ -78,7 +78,7 @@ impl Fake {
         let sender = events.clone();
         let spec = |path, side| LinkSpec { path, side, peer: Role::Tokenizer, ack: AckMode::Auto };
         let control = scheduler_links.open::<ToTokenizer, ToScheduler>(
-            spec(endpoints.scheduler(), Side::Bind),
+            spec(endpoints.scheduler(Front(0)), Side::Bind),
             move |event| {
                 let event = match event {
                     LinkEvent::Message { message, .. } => Event::Message(message),
@@ -89,7 +89,8 @@ impl Fake {
                 let _ = sender.send(event);
             },
         );
-        let text = detokenizer_links.open::<ToTokenizer, ()>(spec(endpoints.text(), Side::Connect), |_| {});
+        let text =
+            detokenizer_links.open::<ToTokenizer, ()>(spec(endpoints.text(Lane(0)), Side::Connect), |_| {});
         let peers = Peers { control, text, shared: Arc::clone(&shared), held: Vec::new() };
         let thread = std::thread::spawn(move || {
             peers.run(&inbox);
@@ -206,6 +207,8 @@ impl Peers {
                     self.rows(&input, &[], 1, Some(FinishReason::aborted("Aborted")));
                 }
             }
+            // There is nobody else.
+            ToScheduler::AbortElsewhere(_) => {}
             ToScheduler::FlushCache(flush) => {
                 let success = self.held.is_empty();
                 let message = if success { "" } else { "Cache not flushed: requests are running." };

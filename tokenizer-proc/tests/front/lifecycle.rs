@@ -1,6 +1,8 @@
 //! Requests that do not run to their end: clients that leave, aborts, duplicates, floods, and the end of the
 //! process.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use proto::child::Phase;
@@ -157,6 +159,42 @@ fn draining_finishes_what_runs_and_admits_nothing() {
     assert_eq!(status, 200);
     assert!(text.ends_with("data: [DONE]\n\n") && text.contains("\"completion_tokens\":50"), "{text}");
     server.stop(Phase::Draining).unwrap();
+}
+
+/// Asks over a connection of its own; gives the whole reply.
+fn get_over(mut stream: TcpStream) -> String {
+    stream.write_all(b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    reply
+}
+
+#[test]
+fn retiring_serves_who_is_inside_and_leaves_the_rest_to_a_successor() {
+    let mut server = start();
+    server.fake.mode(Mode::Hold);
+    let running = ask(&server, "/generate", long("x", true));
+    server.fake.wait_for_request("x");
+    let address = server.listener.local_addr().unwrap();
+    let inside = TcpStream::connect(address).unwrap();
+    // Connections are taken in their order: with this one's answer, the one before is inside.
+    let mut next = TcpStream::connect(address).unwrap();
+    next.write_all(b"GET /ready HTTP/1.0\r\n\r\n").unwrap();
+    next.read_to_string(&mut String::new()).unwrap();
+    server.shutdown.advance(Phase::Retiring);
+    let mut clients = Vec::new();
+    server.wait_until("left to a successor", || {
+        server.listener.accept().is_ok() || {
+            clients.push(TcpStream::connect(address).unwrap());
+            false
+        }
+    });
+    let reply = get_over(inside);
+    assert!(reply.starts_with("HTTP/1.1 200 ") && reply.contains("connection: close\r\n"), "{reply}");
+    server.fake.release();
+    let (status, text) = running.join().unwrap();
+    assert!(status == 200 && text.ends_with("data: [DONE]\n\n"), "{text}");
+    server.stop(Phase::Retiring).unwrap();
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub(crate) struct Server {
     pub client: Client,
     pub fake: Fake,
     pub shutdown: ShutdownSender,
+    /// The listening socket as a launcher keeps it, for successors.
+    pub listener: TcpListener,
     thread: Option<JoinHandle<anyhow::Result<()>>>,
     _dir: tempfile::TempDir,
 }
@@ -42,9 +44,11 @@ pub(crate) fn start_with(change: impl FnOnce(&mut ServeConfig)) -> Server {
     change(&mut config);
     std::fs::create_dir_all(config.metrics_dir()).unwrap();
     let fake = Fake::start(&Endpoints::new(dir.path()));
+    let kept = listener.try_clone().unwrap();
     let (sender, shutdown) = Shutdown::new();
     let child = Child {
         config: Arc::new(config),
+        member: Role::Tokenizer.into(),
         incarnation: Incarnation::now(),
         links: LinkThread::start(Role::Tokenizer, Incarnation::now()).unwrap(),
         shutdown,
@@ -60,6 +64,7 @@ pub(crate) fn start_with(change: impl FnOnce(&mut ServeConfig)) -> Server {
         client,
         fake,
         shutdown: sender,
+        listener: kept,
         thread: Some(thread),
         _dir: dir,
     };
@@ -80,6 +85,7 @@ fn config(run_dir: &Path, port: u16) -> ServeConfig {
             .clone();
     ServeConfig {
         run_dir: run_dir.to_owned(),
+        topology: proto::Topology::default(),
         server: ServerConfig {
             host: "127.0.0.1".to_owned(),
             port,
@@ -189,7 +195,7 @@ impl Server {
         line.rsplit(' ').next().unwrap().parse().ok()
     }
 
-    pub(crate) fn wait_until(&self, what: &str, reached: impl Fn() -> bool) {
+    pub(crate) fn wait_until(&self, what: &str, mut reached: impl FnMut() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(15);
         while !reached() {
             assert!(Instant::now() < deadline, "never {what}");

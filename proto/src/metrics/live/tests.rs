@@ -3,7 +3,7 @@
 use prometheus::Registry;
 
 use super::*;
-use crate::metrics::{Registrar, SnapshotWriter, fold, join, names, render};
+use crate::metrics::{Format, Registrar, SnapshotWriter, fold, join, names};
 
 fn counts(steps: u64, at: &[u64]) -> Vec<LiveCounts> {
     let positions = at.iter().enumerate().map(|(position, count)| (position.to_string(), *count));
@@ -37,7 +37,7 @@ const STEPS: &str = "sglang:spec_verify_steps_total{model_name=\"tiny\"}";
 #[test]
 fn the_page_shows_the_latest_counts_also_of_the_dead() {
     let dir = tempfile::tempdir().unwrap();
-    let page = || render(&join(dir.path(), None));
+    let page = || Format::Prometheus.render(&join(dir.path(), None));
     snapshot(dir.path(), 1, 3);
     let mut file = live(dir.path(), 1);
     file.commit(b"", &counts(5, &[4, 1])).unwrap();
@@ -95,7 +95,7 @@ fn junk_is_no_file_of_anybody() {
     snapshot(dir.path(), 1, 3);
     for junk in [vec![], vec![0xff; 100], vec![0; 40_000], vec![0xff; 40_000]] {
         std::fs::write(dir.path().join("scheduler.0000000000000001.live"), &junk).unwrap();
-        assert!(render(&join(dir.path(), None)).contains(&format!("{STEPS} 3\n")));
+        assert!(Format::Prometheus.render(&join(dir.path(), None)).contains(&format!("{STEPS} 3\n")));
         let remains = Remains::of_others(dir.path(), Role::Scheduler, Incarnation(9));
         assert!(remains.iter().all(|remains| remains.records.is_empty()));
     }
@@ -112,5 +112,5 @@ fn remains_are_kept_until_their_counts_are_folded() {
     fold(dir.path(), Role::Scheduler).unwrap();
     remains().pop().unwrap().discard();
     assert!(remains().is_empty());
-    assert!(render(&join(dir.path(), None)).contains(&format!("{STEPS} 5\n")));
+    assert!(Format::Prometheus.render(&join(dir.path(), None)).contains(&format!("{STEPS} 5\n")));
 }

@@ -21,6 +21,7 @@ pub(in crate::engine) fn fixtures() -> PathBuf {
 pub(in crate::engine) fn config(weights: Weights, dtype: Dtype) -> ServeConfig {
     ServeConfig {
         run_dir: PathBuf::new(),
+        topology: proto::Topology::default(),
         server: ServerConfig {
             host: String::new(),
             port: 0,

@@ -42,6 +42,7 @@ impl TargetFiles {
         let context_length = args.conversation_len().min(shape.max_positions) as u32;
         Ok(ServeConfig {
             run_dir: PathBuf::new(),
+            topology: proto::Topology::default(),
             server: no_server(),
             model: ModelConfig {
                 model_path: args.model.display().to_string(),

@@ -122,7 +122,8 @@ fn play(run: &Run) -> TestScheduler {
             }
         }
         if run.restart_at == Some(turn) {
-            scheduler.handle(Event::Detokenizer(LinkEvent::Up { peer: Incarnation(9), restarted: true }));
+            scheduler
+                .handle(Event::Detokenizer(Lane(0), LinkEvent::Up { peer: Incarnation(9), restarted: true }));
         }
         scheduler.recorder_mut().full = run.full.contains(&turn);
         scheduler.turn();

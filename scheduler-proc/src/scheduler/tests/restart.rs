@@ -4,7 +4,7 @@ use super::*;
 use crate::journal::Journal;
 
 fn detokenizer_restarts(scheduler: &mut TestScheduler) {
-    scheduler.handle(Event::Detokenizer(LinkEvent::Up { peer: Incarnation(2), restarted: true }));
+    scheduler.handle(Event::Detokenizer(Lane(0), LinkEvent::Up { peer: Incarnation(2), restarted: true }));
 }
 
 #[test]
@@ -44,9 +44,9 @@ fn an_end_is_told_again_until_it_is_acknowledged() {
     assert_eq!((again[0].progress.start, again[0].progress.output_ids.len()), (0, 3));
     assert_eq!(again[0].progress.finished_reason, length(3));
     let up_to = scheduler.recorder().messages;
-    scheduler.handle(Event::Detokenizer(LinkEvent::Acked { up_to: up_to - 1 }));
+    scheduler.handle(Event::Detokenizer(Lane(0), LinkEvent::Acked { up_to: up_to - 1 }));
     assert_eq!(scheduler.outbox.unacknowledged(), 1);
-    scheduler.handle(Event::Detokenizer(LinkEvent::Acked { up_to }));
+    scheduler.handle(Event::Detokenizer(Lane(0), LinkEvent::Acked { up_to }));
     assert_eq!(scheduler.outbox.unacknowledged(), 0);
     detokenizer_restarts(&mut scheduler);
     scheduler.turn();
@@ -95,7 +95,7 @@ fn requests_of_a_dead_tokenizer_process_are_aborted_at_once() {
     scheduler.submit(request("runs", vec![1], 50));
     scheduler.submit(request("waits", vec![1], 50));
     scheduler.turns(2);
-    scheduler.handle(Event::Tokenizer(LinkEvent::Up { peer: Incarnation(2), restarted: true }));
+    scheduler.handle(Event::Tokenizer(Front(0), LinkEvent::Up { peer: Incarnation(2), restarted: true }));
     assert!(scheduler.admission.is_idle());
     assert_eq!(scheduler.admission.cache.usage().used, 0);
     scheduler.submit(request("runs", vec![1], 5));

@@ -31,26 +31,39 @@ enum Kind {
 #[derive(Debug, Clone, Copy)]
 struct Fault {
     role: usize,
+    /// Which one, where the role has several.
+    number: usize,
     kind: Kind,
     after_tokens: usize,
 }
 
 /// A reproducible source of choices.
-struct Dice(u64);
+struct Dice {
+    state: u64,
+    /// Processes of each role.
+    counts: [usize; 3],
+}
 
 impl Dice {
     fn roll(&mut self, sides: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % sides as u64) as usize
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        (self.state % sides as u64) as usize
+    }
+
+    /// One process of a role.
+    fn number(&mut self, role: usize) -> usize {
+        let count = self.counts[role];
+        if count > 1 { self.roll(count) } else { 0 }
     }
 
     /// The faults of one round of requests. A request may outlive one scheduler, so there is at most one death of
     /// it; a dead front takes its clients with it, so it has a round of its own.
     fn faults(&mut self, tokens: usize) -> Vec<Fault> {
         if self.roll(10) == 0 {
-            return vec![Fault { role: 2, kind: Kind::Kill, after_tokens: self.roll(tokens) }];
+            let after_tokens = self.roll(tokens);
+            return vec![Fault { role: 2, number: self.number(2), kind: Kind::Kill, after_tokens }];
         }
         let mut scheduler_lives = true;
         let mut faults: Vec<Fault> = (0..1 + self.roll(3))
@@ -70,7 +83,7 @@ impl Dice {
                     1 => tokens - self.roll(tokens / 8),
                     _ => self.roll(tokens),
                 };
-                Fault { role, kind, after_tokens }
+                Fault { role, number: self.number(role), kind, after_tokens }
             })
             .collect();
         faults.sort_by_key(|fault| fault.after_tokens);
@@ -164,7 +177,10 @@ impl Run<'_> {
 
 /// Does it; after a kill, the time to the first token that the new process had a part in.
 fn strike(server: &Server, fault: Fault, flow: &Flow, all: usize, dice: &mut Dice) -> Option<Duration> {
-    let binary = ROLES[fault.role];
+    let binary = &match dice.counts[fault.role] {
+        1 => ROLES[fault.role].to_owned(),
+        _ => format!("{}-{}", ROLES[fault.role], fault.number),
+    };
     match fault.kind {
         Kind::Kill => {
             let (dead, at) = (server.signal_child(binary, Signal::SIGKILL), Instant::now());
@@ -202,11 +218,14 @@ fn replaced(server: &Server, binary: &str, dead: Pid) -> Instant {
 }
 
 /// Runs rounds until so many faults have happened.
-fn chaos(options: ServerOptions, prompts: &[&str], faults: usize, seed: u64) -> Tally {
+fn chaos(options: ServerOptions, counts: [usize; 3], faults: usize, seed: u64) -> Tally {
+    let (detokenizers, fronts) = (counts[1].to_string(), counts[2].to_string());
+    let options =
+        options.with(&["--detokenizer-worker-num", &detokenizers, "--tokenizer-worker-num", &fronts]);
     let options =
         options.with(&["--metrics-port", "0", "--restart-limit", "100000", "--heartbeat-timeout", "6"]);
     let server = Server::start(options);
-    let load = Load::new(&server, prompts, 160);
+    let load = Load::new(&server, &PROMPTS, 160);
     let base = counted(&server);
     let stop = AtomicBool::new(false);
     let tally = std::thread::scope(|scope| {
@@ -214,7 +233,7 @@ fn chaos(options: ServerOptions, prompts: &[&str], faults: usize, seed: u64) -> 
         let mut run = Run {
             server: &server,
             load,
-            dice: Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            dice: Dice { state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, counts },
             tally: Tally::default(),
             told: Told::default(),
             base,
@@ -230,17 +249,19 @@ fn chaos(options: ServerOptions, prompts: &[&str], faults: usize, seed: u64) -> 
         run.tally
     });
     let files = std::fs::read_dir(server.run_dir().join("metrics")).unwrap().count();
-    assert!(files <= 10, "{files} metric files are left");
-    println!("seed {seed}\n{}", tally.table());
+    let most = 4 + 2 * counts.iter().sum::<usize>();
+    assert!(files <= most, "{files} metric files are left");
+    println!("seed {seed}, {} detokenizers, {} fronts\n{}", counts[1], counts[2], tally.table());
     assert!(tally.lost.is_empty(), "{}", tally.lost.join("\n"));
     tally
 }
 
 const PROMPTS: [&str; 3] = ["one two three one two three one two", "abcabcabcabcabc", "a tale of"];
 
-/// Faults of a long run, which `make chaos` asks for; few otherwise.
-fn wanted(default: usize) -> usize {
-    std::env::var("CHAOS_FAULTS").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+/// One of three parts of the faults of a long run, which `make chaos` asks for; few otherwise.
+fn share(part: usize) -> usize {
+    let all: usize = std::env::var("CHAOS_FAULTS").ok().and_then(|text| text.parse().ok()).unwrap_or(12);
+    (all + part) / 3
 }
 
 fn seed() -> u64 {
@@ -249,10 +270,15 @@ fn seed() -> u64 {
 
 #[test]
 fn chaos_with_ngram() {
-    chaos(ServerOptions::tiny().with(&["--speculative-algorithm", "NGRAM"]), &PROMPTS, wanted(8) / 2, seed());
+    chaos(ServerOptions::tiny().with(&["--speculative-algorithm", "NGRAM"]), [1; 3], share(0), seed());
 }
 
 #[test]
 fn chaos_with_eagle() {
-    chaos(ServerOptions::tiny_eagle(), &PROMPTS, wanted(8).div_ceil(2), seed() + 1);
+    chaos(ServerOptions::tiny_eagle(), [1; 3], share(1), seed() + 1);
+}
+
+#[test]
+fn chaos_with_several_of_each() {
+    chaos(ServerOptions::tiny_eagle(), [1, 2, 2], share(2), seed() + 2);
 }

@@ -4,60 +4,15 @@ use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
-use serde_json::{Value, json};
-use tests::{Metrics, Server, ServerOptions, Stream, is_alive, wait_until};
+use serde_json::Value;
+use tests::{Metrics, Server, ServerOptions, is_alive, wait_until};
 
+use super::common::{PATIENCE, finish, kill_for_good, same, server, under_way, wait_restarted};
 use super::load::{Told, counted};
 use super::watch::{Watch, launcher_page};
 use crate::support::{REPETITIVE, STORY, greedy, number, output_ids, sampled};
-
-/// Long enough for any machine; nothing here is about speed.
-const PATIENCE: Duration = Duration::from_secs(90);
-
-fn server(options: ServerOptions) -> Server {
-    Server::start(options.with(&["--metrics-port", "0", "--restart-limit", "50"]))
-}
-
-/// Starts a streamed request and waits until it has this many tokens.
-fn under_way(server: &Server, body: &Value, tokens: u64) -> Stream {
-    let mut body = body.clone();
-    body["stream"] = json!(true);
-    let mut stream = server.stream("/generate", &body);
-    while number(&stream.next().expect("the stream goes on")["meta_info"], "completion_tokens") < tokens {}
-    stream
-}
-
-/// The last event of a stream that must end as it should.
-fn finish(mut stream: Stream) -> Value {
-    let mut last = Value::Null;
-    while let Some(event) = stream.next() {
-        last = event;
-    }
-    assert!(stream.is_done(), "broke off after {last}");
-    last
-}
-
-fn same(reply: &Value, expected: &Value) {
-    assert_eq!(output_ids(reply), output_ids(expected));
-    assert_eq!(reply["text"], expected["text"]);
-    assert_eq!(reply["meta_info"]["finish_reason"], expected["meta_info"]["finish_reason"]);
-}
-
-/// SIGKILL, and until it has done its work: what a dying process still accepts is lost.
-fn kill_for_good(server: &Server, binary: &str) {
-    let dead = server.signal_child(binary, Signal::SIGKILL);
-    assert!(wait_until(PATIENCE, || !is_alive(dead)));
-}
-
-/// Waits until the process has been replaced so often, and all are at work.
-fn wait_restarted(server: &Server, role: &str, restarts: u64) {
-    assert!(wait_until(PATIENCE, || number(&server.report(role), "restarts") == restarts));
-    assert!(wait_until(PATIENCE, || server.report(role)["state"] == "ready"));
-    server.wait_ready();
-}
 
 #[test]
 fn a_killed_scheduler_or_detokenizer_costs_no_client_a_token() {
