@@ -95,6 +95,7 @@ fn serve_config(pair: Pair, shape: Option<Shape>) -> ServeConfig {
         eagle_topk,
         num_draft_tokens,
         acceptance: AcceptanceRule::Equality,
+        adaptive: None,
     });
     config
 }
