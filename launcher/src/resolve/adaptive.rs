@@ -77,7 +77,10 @@ pub(super) fn resolve(args: &SpecArgs, config: &mut SpecConfig) -> Result<()> {
         .into_iter()
         .collect();
     let deepest = *union.last().expect("every slot has a candidate");
-    ensure!(deepest > 0, "{FLAG} has no candidate above 0; leave --speculative-algorithm out to decode plainly");
+    ensure!(
+        deepest > 0,
+        "{FLAG} has no candidate above 0; leave --speculative-algorithm out to decode plainly"
+    );
     ensure!(
         deepest < MAX_DRAFT_TOKENS,
         "the candidate {deepest} in {FLAG} must be less than {MAX_DRAFT_TOKENS}"
@@ -143,8 +146,9 @@ fn read(path: &Path) -> Result<Vec<Slot>> {
 /// By rising batch size.
 fn parse(file: Value) -> Result<Vec<Slot>> {
     let Value::Object(file) = file else { bail!("must hold one JSON object of batch sizes") };
-    let (slots, common): (Map<_, _>, Map<_, _>) =
-        file.into_iter().partition(|(key, _)| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit()));
+    let (slots, common): (Map<_, _>, Map<_, _>) = file
+        .into_iter()
+        .partition(|(key, _)| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit()));
     let common = Settings::deserialize(Value::Object(common)).context("beside the batch sizes")?;
     ensure!(
         !slots.is_empty(),
@@ -163,8 +167,8 @@ impl Slot {
     fn parse(key: &str, value: Value, common: &Settings) -> Result<Self> {
         let Value::Object(mut slot) = value else { bail!("must be an object") };
         let candidates = slot.remove("candidate_steps").context("has no candidate_steps")?;
-        let candidates: Vec<u32> =
-            serde_json::from_value(candidates).context("candidate_steps must be a list of depths from 0 on")?;
+        let candidates: Vec<u32> = serde_json::from_value(candidates)
+            .context("candidate_steps must be a list of depths from 0 on")?;
         ensure!(!candidates.is_empty(), "candidate_steps must not be empty");
         let own = Settings::deserialize(Value::Object(slot))?;
         Ok(Self {

@@ -1,7 +1,8 @@
 //! Owns `/server_info`'s view of the flags: every resolved value under SGLang's name.
 
 use proto::{
-    AcceptanceRule, DeviceKind, DraftTier, Dtype, NgramMatchType, SchedulePolicy, ServeConfig, SpecAlgorithm, Weights,
+    AcceptanceRule, DeviceKind, DraftTier, Dtype, NgramMatchType, SchedulePolicy, ServeConfig, SpecAlgorithm,
+    Weights,
 };
 use serde_json::{Map, Value, json};
 
@@ -9,7 +10,14 @@ use crate::args::{Args, LoadFormat};
 
 pub(super) fn of(config: &ServeConfig, args: &Args) -> Map<String, Value> {
     let mut all = Map::new();
-    for part in [model(config), server(config), schedule(config, args), spec(config), acceptance(config), adaptive(config, args)] {
+    for part in [
+        model(config),
+        server(config),
+        schedule(config, args),
+        spec(config),
+        acceptance(config),
+        adaptive(config, args),
+    ] {
         let Value::Object(part) = part else { continue };
         all.extend(part);
     }

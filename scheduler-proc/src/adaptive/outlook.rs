@@ -42,7 +42,7 @@ impl Rows {
     }
 
     pub(super) fn measured(self, accepted: Estimate, seconds: f64) -> Rate {
-        let Estimate { mean, error, .. } = accepted;
+        let Estimate { mean, error } = accepted;
         Rate {
             low: self.rate(mean - error, seconds),
             mean: self.rate(mean, seconds),
@@ -53,14 +53,5 @@ impl Rows {
 
 impl Estimate {
     /// Of plain decoding, which drafts nothing.
-    pub(super) const NOTHING: Self = Self { mean: 0.0, error: 0.0, full: 0.0 };
-
-    /// What another depth could accept at best, seen from here: a shallower one no more than this; a deeper one more
-    /// only in rows that accepted everything.
-    pub(super) fn at_best(&self, here: u32, there: u32) -> f64 {
-        match there > here {
-            true => self.mean + self.full * f64::from(there - here),
-            false => self.mean.min(f64::from(there)),
-        }
-    }
+    pub(super) const NOTHING: Self = Self { mean: 0.0, error: 0.0 };
 }

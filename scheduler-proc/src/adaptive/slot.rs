@@ -15,10 +15,10 @@ const PLAIN_EVERY: u64 = 64;
 const PLAIN_FRESH: u64 = 24;
 /// Plain steps timed at once.
 const PLAIN_BURST: u64 = 2;
-/// A visit this long is no failure.
-const SETTLED: u64 = 64;
-/// Steps that a depth is not tried again after the first failure; doubles with every further one.
-const FIRST_BACKOFF: u64 = 32;
+/// Steps that a depth is not tried again after it was left; doubles with every visit that is not longer than that.
+const FIRST_BACKOFF: u64 = 64;
+/// How many times faster plain decoding must be for a depth to be left at once.
+const HOPELESS: f64 = 1.25;
 /// Share of the time that trying other depths may cost.
 const EXPLORATION: f64 = 0.01;
 
@@ -45,7 +45,7 @@ pub(super) struct Slot {
 #[derive(Debug, Clone, Default)]
 struct Candidate {
     accepted: Accepted,
-    /// Short visits in a row.
+    /// Visits in a row that were shorter than the backoff.
     failures: u32,
     /// Until then what was measured is believed, and the depth is not tried for nothing.
     believed_until: u64,
@@ -100,17 +100,17 @@ impl Slot {
         if depth != current || step.accepted.is_empty() {
             return None;
         }
-        self.rows = Rows { batch: step.batch, speculating: step.speculating as f64 / step.batch.max(1) as f64 };
+        self.rows =
+            Rows { batch: step.batch, speculating: step.speculating as f64 / step.batch.max(1) as f64 };
         if current > 0 {
-            self.learn(step.accepted, current);
+            self.learn(step.accepted);
         }
         self.updates += 1;
-        let decided = self.updates.checked_sub(u64::from(self.config.warmup_batches)).filter(|&count| count > 0)?;
-        if decided % u64::from(self.config.update_interval) != 0 || self.dwelt() < u64::from(self.config.min_dwell) {
-            return None;
-        }
         let outlooks = self.outlooks(costs);
-        let (to, reason) = self.decide(&outlooks, costs)?;
+        let (to, reason) = match self.hopeless(&outlooks) {
+            Some(plain) => (plain, Reason::PlainFaster),
+            None => self.decide(&outlooks, costs)?,
+        };
         let switch = self.describe(current, self.config.tiers[to].num_steps, reason, outlooks);
         self.go(to, &switch.outlooks);
         Some(switch)
@@ -134,13 +134,16 @@ impl Slot {
         })
     }
 
-    fn learn(&mut self, accepted: &[usize], steps: u32) {
+    #[cfg(test)]
+    pub(super) fn candidates_steps(&self) -> Vec<usize> {
+        self.config.tiers.iter().map(|tier| tier.num_steps as usize).collect()
+    }
+
+    fn learn(&mut self, accepted: &[usize]) {
         let mean = accepted.iter().sum::<usize>() as f64 / accepted.len() as f64;
         let alpha = self.config.ema_alpha;
         self.ema = (1.0 - alpha) * self.ema + alpha * mean;
-        let here = &mut self.candidates[self.at].accepted;
-        here.add(accepted, steps);
-        if here.contradicts(self.ema, alpha, accepted.len()) {
+        if self.candidates[self.at].accepted.add(accepted) {
             // Other requests, or another part of the answer: nothing measured before says anything now.
             self.candidates.iter_mut().for_each(|candidate| candidate.believed_until = 0);
             self.candidates[self.at].accepted = Accepted::default();
@@ -155,7 +158,19 @@ impl Slot {
         Switch { from, to, reason, batch: self.rows.batch, ema: self.ema, outlooks }
     }
 
+    /// Far slower than plain decoding: not to be borne until the next decision.
+    fn hopeless(&self, outlooks: &[Outlook]) -> Option<usize> {
+        self.config.cost_margin?;
+        let (plain, here) = (outlooks.first().filter(|first| first.steps == 0)?, outlooks[self.at].rate?);
+        (here.high * HOPELESS < plain.rate?.mean).then_some(0)
+    }
+
     fn decide(&mut self, outlooks: &[Outlook], costs: &Costs) -> Option<(usize, Reason)> {
+        let warm = self.updates.checked_sub(u64::from(self.config.warmup_batches));
+        let due = warm.unwrap_or(self.updates) % u64::from(self.config.update_interval) == 0;
+        if !due || self.dwelt() < u64::from(self.config.min_dwell) {
+            return None;
+        }
         if let Some(margin) = self.config.cost_margin {
             if let Some(decision) = self.promising(outlooks, margin) {
                 return Some(decision);
@@ -170,14 +185,15 @@ impl Slot {
                 None => {}
             }
         }
-        self.wished(outlooks)
+        warm.filter(|&updates| updates > 0).and_then(|_| self.wished(outlooks))
     }
 
     /// What was not measured, but would beat all that was, at best.
     fn promising(&self, outlooks: &[Outlook], margin: f64) -> Option<(usize, Reason)> {
         let here = outlooks[self.at].rate.filter(|_| self.tier().num_steps > 0)?;
         let known = outlooks.iter().filter_map(|outlook| outlook.rate).map(|rate| rate.mean);
-        let to_beat = known.fold(here.high, f64::max) * (1.0 + margin);
+        // At best is seldom: what promises little more is not worth the try.
+        let to_beat = known.fold(here.high, f64::max) * (1.0 + 2.0 * margin);
         let promises = outlooks.iter().enumerate().filter(|(_, outlook)| outlook.waits == 0);
         let (best, promise) = promises
             .filter_map(|(index, outlook)| Some((index, outlook.promise?)))
@@ -196,17 +212,19 @@ impl Slot {
         Some((best, if steps == 0 { Reason::PlainFaster } else { Reason::Faster }))
     }
 
-    /// What acceptance asks for, unless it was tried lately or is known to be slower.
+    /// What acceptance asks for; where times are known, only if that is faster, or could be.
     fn wished(&self, outlooks: &[Outlook]) -> Option<(usize, Reason)> {
         let to = rule::wish(&self.config, self.at, self.ema);
         let (here, there) = (&outlooks[self.at], &outlooks[to]);
-        let slower = match (here.rate, there.rate, there.promise) {
-            (Some(here), Some(there), _) => there.high < here.low,
-            (Some(here), None, Some(promise)) => promise <= here.mean,
-            _ => false,
+        let pays = match (self.config.cost_margin, here.rate) {
+            (Some(margin), Some(here)) => {
+                let there = there.rate.map(|rate| rate.mean).or(there.promise);
+                there.is_none_or(|there| there > here.mean * (1.0 + margin))
+            }
+            _ => true,
         };
         let up = to > self.at;
-        if to == self.at || slower || (up && there.waits > 0) {
+        if to == self.at || !pays || (up && there.waits > 0) {
             return None;
         }
         let reason = match up {
@@ -222,7 +240,9 @@ impl Slot {
             let candidate = &self.candidates[index];
             match self.config.tiers[index].num_steps {
                 0 => Some(Estimate::NOTHING),
-                _ if index == self.at || candidate.believed_until > self.steps => candidate.accepted.estimate(),
+                _ if index == self.at || candidate.believed_until > self.steps => {
+                    candidate.accepted.estimate()
+                }
                 _ => None,
             }
         };
@@ -234,10 +254,10 @@ impl Slot {
                 Some(known) => known.mean,
                 // Plain decoding shows nothing of what would be accepted.
                 None if here == 0 => f64::from(there),
-                None => known(self.at)?.at_best(here, there),
+                None => self.candidates[self.at].accepted.at_best(here, there)?,
             };
-            // A deeper draft is no cheaper, and any is dearer than none.
-            let like = seconds(there).or_else(|| if there > here { seconds(here) } else { seconds(0) });
+            let like =
+                seconds(there).or_else(|| Some(Self::at_least(here, there, seconds(here)?, seconds(0))));
             Some(self.rows.rate(accepted, like?))
         };
         let outlook = |(index, tier): (usize, &DraftTier)| {
@@ -255,12 +275,23 @@ impl Slot {
         self.config.tiers.iter().enumerate().map(outlook).collect()
     }
 
+    /// What a step at another depth takes at least: a deeper draft half as much more per level as the levels up to here
+    /// took, a shallower one as much as none.
+    fn at_least(here: u32, there: u32, takes: f64, plain: Option<f64>) -> f64 {
+        let plain = plain.unwrap_or(takes).min(takes);
+        match there > here {
+            true if here > 0 => takes + f64::from(there - here) * (takes - plain) / f64::from(here) / 2.0,
+            true => takes,
+            false => plain,
+        }
+    }
+
     fn go(&mut self, to: usize, outlooks: &[Outlook]) {
         let dwelt = self.dwelt();
         let lost = lost_steps(dwelt, &outlooks[self.at], &outlooks[to]);
         let left = &mut self.candidates[self.at];
-        left.failures = if dwelt < SETTLED { left.failures + 1 } else { 0 };
-        let backoff = FIRST_BACKOFF << left.failures.saturating_sub(1).min(16);
+        let backoff = FIRST_BACKOFF << left.failures.min(16);
+        left.failures = if dwelt <= backoff { left.failures + 1 } else { 0 };
         let backoff = backoff.max((lost / EXPLORATION) as u64).min(u64::from(self.config.max_backoff));
         left.believed_until = self.steps + backoff;
         self.at = to;

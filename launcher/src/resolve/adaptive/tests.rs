@@ -50,8 +50,10 @@ fn spec(ngram: bool, (num_steps, eagle_topk, num_draft_tokens): (u32, u32, u32))
 /// Resolves over what the other flags made; `file` is written down and named.
 fn resolved(flags: &str, file: Option<Value>, mut config: SpecConfig) -> Result<SpecConfig> {
     let dir = tempfile::tempdir().unwrap();
-    let mut argv: Vec<String> =
-        format!("launcher --model x --speculative-adaptive {flags}").split_whitespace().map(Into::into).collect();
+    let mut argv: Vec<String> = format!("launcher --model x --speculative-adaptive {flags}")
+        .split_whitespace()
+        .map(Into::into)
+        .collect();
     if let Some(file) = file {
         let path = dir.path().join("slots.json");
         std::fs::write(&path, file.to_string()).unwrap();
@@ -124,12 +126,10 @@ fn without_a_file_each_slot_can_fall_back_on_plain_decoding() {
     assert_eq!(shown(of(false, None)), heads);
     assert_eq!(shown(of(false, Some(4)))[0], (1, vec![0, 1, 3, 4, 5, 7]));
     assert_eq!(shown(of(true, None))[0], (1, vec![0, 1, 3, 7, 11]));
-    assert_eq!(shown(of(true, Some(5))), [
-        (1, vec![0, 1, 3, 5]),
-        (8, vec![0, 1, 3]),
-        (32, vec![0, 1, 3]),
-        (64, vec![0, 1])
-    ]);
+    assert_eq!(
+        shown(of(true, Some(5))),
+        [(1, vec![0, 1, 3, 5]), (8, vec![0, 1, 3]), (32, vec![0, 1, 3]), (64, vec![0, 1])]
+    );
 }
 
 /// Buffers are sized by what is configured, so that is the largest candidate's; a slot starts where the flags say.
@@ -183,7 +183,8 @@ fn what_cannot_work_is_refused() {
     assert!(refused("", slot(&[256]), chain()).contains("less than 256"));
     let weighing = SpecConfig { acceptance: AcceptanceRule::Rejection, ..chain() };
     assert!(refused("", None, weighing).contains("depends on the draft"));
-    let args = Args::try_parse_from(["launcher", "--model", "x", "--speculative-adaptive-config", "y"]).unwrap();
+    let args =
+        Args::try_parse_from(["launcher", "--model", "x", "--speculative-adaptive-config", "y"]).unwrap();
     let refusal = resolve(&args.spec, &mut chain()).unwrap_err().to_string();
     assert!(refusal.contains("needs --speculative-adaptive"), "{refusal}");
 }
