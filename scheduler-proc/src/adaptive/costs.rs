@@ -1,6 +1,8 @@
 //! Owns what steps took: by batch size and depth, the median of the last few.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
 
 /// Steps remembered of each kind, and how many are enough.
 const REMEMBERED: usize = 15;
@@ -11,7 +13,7 @@ type Kind = (usize, u32);
 
 #[derive(Debug, Default)]
 pub(super) struct Costs {
-    kinds: HashMap<Kind, Times>,
+    kinds: FxHashMap<Kind, Times>,
     /// Steps recorded so far.
     clock: u64,
 }
