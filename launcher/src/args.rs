@@ -140,6 +140,12 @@ pub struct SpecArgs {
     /// Tokens verified per step, the last committed one included [default: Llama with EAGLE or EAGLE3 8, other draft models 4, NGRAM 12]
     #[arg(long, value_name = "N")]
     pub speculative_num_draft_tokens: Option<u32>,
+    /// Let the depth of drafts follow acceptance, load and measured step times
+    #[arg(long)]
+    pub speculative_adaptive: bool,
+    /// JSON file of the depths to choose from by batch size, as SGLang's [default: 0 to 7, fewer in larger batches]
+    #[arg(long, value_name = "PATH")]
+    pub speculative_adaptive_config: Option<PathBuf>,
     /// Accept a sampled draft by the ratio of both models' probabilities (EAGLE and EAGLE3 with eagle-topk 1); output then depends on the draft
     #[arg(long)]
     pub speculative_use_rejection_sampling: bool,

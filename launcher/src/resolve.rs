@@ -2,6 +2,7 @@
 //! the refusal of combinations that cannot work. Nothing after it looks at a flag again.
 
 mod acceptance;
+mod adaptive;
 mod draft_model;
 mod machine;
 mod model;
@@ -183,7 +184,12 @@ fn server_config(args: &Args, model: &ModelConfig, max_running: u32, port: u16) 
 
 fn summary(model: &ModelConfig, spec: Option<&proto::SpecConfig>) -> String {
     let speculation = spec.map_or("plain decoding".to_owned(), |spec| {
-        format!("{} speculation, {} tokens verified per step", spec.algorithm.as_str(), spec.num_draft_tokens)
+        let most = if spec.adaptive.is_some() { "at most " } else { "" };
+        format!(
+            "{} speculation, {most}{} tokens verified per step",
+            spec.algorithm.as_str(),
+            spec.num_draft_tokens
+        )
     });
     format!(
         "{} ({}), {}, context {}, {speculation}",

@@ -95,7 +95,6 @@ const FLAGS: &[(&str, &str)] = &[
         "drafts are verified one by one; for SGLang's ratio test use --speculative-use-rejection-sampling",
     ),
     ("--speculative-attention-mode", ONE_BACKEND),
-    ("--speculative-adaptive*", "adaptive depth comes with a later release"),
     ("--speculative-dflash-*", LATER),
     ("--speculative-dspark-*", "DSPARK is not planned; NGRAM needs no draft model"),
     (

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::adaptive::AdaptiveConfig;
 use crate::ids::TokenId;
 use crate::topology::Topology;
 
@@ -146,6 +147,10 @@ pub struct SpecConfig {
     pub num_draft_tokens: u32,
     #[serde(default)]
     pub acceptance: AcceptanceRule,
+    /// Depth follows acceptance and load; `num_steps` and `num_draft_tokens` are then those of the deepest candidate,
+    /// so that whoever sizes a buffer by them sizes it for all.
+    #[serde(default)]
+    pub adaptive: Option<AdaptiveConfig>,
 }
 
 /// When the target accepts a draft of a sampled request. Greedy ones accept what is the argmax, by any rule.

@@ -11,6 +11,7 @@
 //! stands for) and, for who asks, `text` (what messages stand for); `wire` (bytes) and `link` (delivery).
 
 mod acceptance;
+mod adaptive;
 pub mod child;
 mod config;
 mod control;
@@ -31,6 +32,7 @@ mod topology;
 pub mod wire;
 
 pub use acceptance::SpecCounters;
+pub use adaptive::{AdaptiveConfig, AdaptiveSlot, DraftTier};
 pub use config::{
     AcceptanceRule, ConfigError, DeviceKind, DraftModelConfig, Dtype, ModelConfig, NgramConfig,
     NgramMatchType, ScheduleConfig, SchedulePolicy, ServeConfig, ServerConfig, SpecAlgorithm, SpecConfig,

@@ -187,6 +187,9 @@ pub struct InternalState {
     /// Lifetime mean, bonus included; absent before the first verify step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub avg_spec_accept_length: Option<f64>,
+    /// What depth is decided on, by batch-size slot; absent where it is fixed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speculative_adaptive_state: Option<Value>,
     /// Bytes by use: `weight`, `kvcache`, and tokens by state: `token_capacity`, `used`, `cached`, `free`.
     pub memory_usage: Value,
 }

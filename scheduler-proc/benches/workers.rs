@@ -93,6 +93,7 @@ fn workers() -> Vec<Worker> {
             eagle_topk,
             num_draft_tokens,
             acceptance: AcceptanceRule::default(),
+            adaptive: None,
         })
     };
     let (chain, tree) = ((4, 1, 5), (4, 4, 13));

@@ -220,11 +220,11 @@ impl Admission {
     }
 
     /// Chooses what runs next: one token and drafts for every decoding request, and prompt chunks with what the
-    /// budget leaves. When memory does not suffice, the youngest give theirs back.
-    pub fn pick(&mut self, draft_room: usize) -> Vec<RowPlan> {
+    /// budget leaves. When memory does not suffice, the youngest give theirs back. No row drafts more than `draft`.
+    pub fn pick(&mut self, draft: DraftLimit) -> Vec<RowPlan> {
         self.growth.relax();
         loop {
-            let mut plans = self.pick_decodes(draft_room);
+            let mut plans = self.pick_decodes(draft);
             self.pick_chunks(&mut plans);
             if !plans.is_empty() || self.running.is_empty() {
                 return plans;
@@ -276,7 +276,7 @@ impl Admission {
             .map_or(0, |seat| self.cache.missing_pages(&seat.lease, self.expected_len(request, draft_room)))
     }
 
-    fn pick_decodes(&mut self, draft_room: usize) -> Vec<RowPlan> {
+    fn pick_decodes(&mut self, most: DraftLimit) -> Vec<RowPlan> {
         let mut plans = Vec::new();
         let mut index = 0;
         while index < self.running.len() {
@@ -285,7 +285,7 @@ impl Admission {
                 continue;
             }
             // The youngest is never older than this one, and rows before this one keep what they have.
-            match self.reserve_decode(index, draft_room) {
+            match self.reserve_decode(index, most) {
                 Some(draft) => {
                     plans.push(RowPlan { index, kind: RowKind::Decode { draft }, extend_len: 1 });
                     index += 1;
@@ -297,9 +297,9 @@ impl Admission {
     }
 
     /// Reserves one slot and as many for drafts as can be had; `None` when there is not even the one.
-    fn reserve_decode(&mut self, index: usize, draft_room: usize) -> Option<DraftLimit> {
+    fn reserve_decode(&mut self, index: usize, most: DraftLimit) -> Option<DraftLimit> {
         let request = &mut self.running[index];
-        let wanted = request_draft_limit(request, draft_room, self.budgets.context_len);
+        let wanted = request_draft_limit(request, most, self.budgets.context_len);
         let next_len = request.tokens().len();
         let lease = &mut request.seat.as_mut().expect("running requests have seats").lease;
         let room = lease.slots().len() + self.cache.available();
@@ -348,15 +348,15 @@ impl Admission {
     }
 }
 
-/// What a request may draft, before memory is looked at. Accepted drafts and the bonus fit its budget and the
-/// context.
-fn request_draft_limit(request: &Request, draft_room: usize, context_len: usize) -> DraftLimit {
-    let most =
-        request.params.sampling.max_draft_tokens.map_or(draft_room, |most| draft_room.min(most as usize));
-    if most == 0 {
+/// What a request may draft of `most`, before memory is looked at. Accepted drafts and the bonus fit its budget and
+/// the context.
+fn request_draft_limit(request: &Request, most: DraftLimit, context_len: usize) -> DraftLimit {
+    let own = request.params.sampling.max_draft_tokens.map_or(usize::MAX, |own| own as usize);
+    if !most.enabled || own == 0 {
         return DraftLimit::OFF;
     }
+    let nodes = most.nodes.min(own);
     let context_left = context_len.saturating_sub(request.tokens().len());
-    let depth = request.budget().min(context_left).saturating_sub(1).min(most);
-    DraftLimit { enabled: true, nodes: if depth == 0 { 0 } else { most }, depth }
+    let depth = request.budget().min(context_left).saturating_sub(1).min(nodes).min(most.depth);
+    DraftLimit { enabled: true, nodes: if depth == 0 { 0 } else { nodes }, depth }
 }

@@ -51,6 +51,11 @@ pub struct DraftLimit {
 
 impl DraftLimit {
     pub const OFF: Self = Self { enabled: false, nodes: 0, depth: 0 };
+
+    /// So many nodes in whatever shape; off for none.
+    pub const fn nodes(nodes: usize) -> Self {
+        Self { enabled: nodes > 0, nodes, depth: nodes }
+    }
 }
 
 /// One request's part in a step. `computed_len + extend_len <= tokens.len()`, and `kv_slots` reaches at least

@@ -1,10 +1,11 @@
 //! Queue, batch, KV pool, prefix cache, model, draft workers, sampling and the acceptance counters. Never text.
 //!
 //! Layers, bottom up: `batch` (plain data between the halves); `engine` (tensors); `cache` (KV slots); `stop`,
-//! `request`, `stream`, `accounting` (one request); `admission` (who runs); `outbox`, `metrics`, `journal` (what
+//! `request`, `stream`, `accounting` (one request); `admission` (who runs); `adaptive` (how deep to draft); `outbox`, `metrics`, `journal` (what
 //! leaves); `scheduler` (the loop).
 
 pub mod accounting;
+pub mod adaptive;
 pub mod admission;
 pub mod batch;
 pub mod cache;

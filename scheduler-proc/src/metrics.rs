@@ -8,6 +8,7 @@ use prometheus::Registry;
 use proto::metrics::LiveCounts;
 use proto::{ServeConfig, SpecCounters};
 
+use crate::adaptive::{Reason, Switch};
 use crate::engine::EngineLimits;
 
 mod report;
@@ -116,6 +117,7 @@ impl SchedulerMetrics {
             series.load(&report.load);
         }
         self.log_prefill(report, now);
+        report.switches.iter().for_each(log_switch);
         if self.window.decode_steps >= self.config.schedule.decode_log_interval.max(1) {
             self.tick(report, now, true);
         }
@@ -170,5 +172,13 @@ impl SchedulerMetrics {
         if let Some(series) = &self.series {
             series.idle();
         }
+    }
+}
+
+/// A batch that grows and shrinks around a border is no news.
+fn log_switch(switch: &Switch) {
+    match switch.reason {
+        Reason::BatchSize => tracing::debug!("{switch}"),
+        _ => tracing::info!("{switch}"),
     }
 }

@@ -10,6 +10,7 @@ use proto::link::LinkEvent;
 use proto::{FinishReason, Front, Heartbeat, Lane, ServeConfig, ToScheduler, ToTokenizer, TokenBytes};
 
 use crate::accounting::{Origin, count_block};
+use crate::adaptive::AdaptiveDepth;
 use crate::admission::{Admission, Budgets, RowPlan};
 use crate::batch::{Batch, BatchRow, RowKind, RowOutput, StepOutput};
 use crate::cache::PrefixCache;
@@ -21,6 +22,7 @@ use crate::request::{Phase, Request};
 use crate::stop::Vocabulary;
 
 mod control;
+mod drafting;
 #[cfg(test)]
 mod tests;
 
@@ -42,6 +44,8 @@ pub struct Scheduler<E, P> {
     config: Arc<ServeConfig>,
     engine: E,
     admission: Admission,
+    /// `None` where the depth of drafts is fixed.
+    depth: Option<AdaptiveDepth>,
     outbox: Outbox<P>,
     vocabulary: Vocabulary,
     metrics: SchedulerMetrics,
@@ -79,6 +83,7 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
         let mut scheduler = Self {
             engine,
             admission,
+            depth: config.spec.as_ref().and_then(|spec| spec.adaptive.as_ref()).map(AdaptiveDepth::new),
             outbox: Outbox::new(peers, config.topology),
             vocabulary,
             metrics,
@@ -157,17 +162,18 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
 
     /// One turn: admit, pick, run, commit, send. Says whether the engine ran.
     pub fn step(&mut self) -> Result<bool, EngineError> {
-        let draft_room = self.engine.draft_status().max_nodes();
+        let draft = self.choose_draft();
         let seated = self.admission.running().len();
         if !self.outbox.is_congested() {
-            self.admission.admit(draft_room);
+            self.admission.admit(draft.nodes);
         }
         let mut report = StepReport { prefill: self.new_seats(seated), ..StepReport::default() };
-        let plans = self.admission.pick(draft_room);
+        let plans = self.admission.pick(draft);
         self.release_vacated();
         if !plans.is_empty() {
             let output = self.run_batch(&plans)?;
             report.timing = output.timing;
+            self.observe_drafts(draft, &plans, &output, &mut report);
             self.progress += 1;
             self.commit(&plans, output, &mut report);
             self.release_vacated();
@@ -311,7 +317,7 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
                 .map(Request::missing_len)
                 .sum(),
             usage: self.admission.cache.usage(),
-            draft: self.engine.draft_status(),
+            draft: self.draft_status(),
         }
     }
 

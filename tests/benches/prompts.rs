@@ -18,7 +18,11 @@ const PASSAGE: &str = "The harbour master keeps a book. In the book she writes t
 
 /// Everyday questions: little of the answer stands in the prompt.
 pub(crate) fn chat(count: usize) -> Vec<String> {
-    QUESTIONS[..count].iter().map(|question| wrap(question)).collect()
+    let question = |index: usize| match index / QUESTIONS.len() {
+        0 => wrap(QUESTIONS[index]),
+        round => wrap(&format!("{} Give {round} examples.", QUESTIONS[index % QUESTIONS.len()])),
+    };
+    (0..count).map(question).collect()
 }
 
 /// Tasks whose answer copies the prompt.

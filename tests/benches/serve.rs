@@ -4,18 +4,19 @@
 //! over the memory's bandwidth, measured here with the same number of threads.
 
 mod bandwidth;
+mod load;
 mod prompts;
 mod stats;
 
 use std::time::Instant;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tests::{Server, ServerOptions};
 
+use crate::load::{NEW_TOKENS, decode};
 use crate::stats::{Sample, median};
 
 const ROUNDS: usize = 5;
-const NEW_TOKENS: usize = 128;
 /// Bytes of keys and values per token: 30 layers, 3 heads, 64 numbers, 2 of them, 2 bytes each.
 const KV_BYTES_PER_TOKEN: f64 = 30.0 * 3.0 * 64.0 * 2.0 * 2.0;
 
@@ -56,8 +57,8 @@ fn main() {
         let mut off = Vec::new();
         let mut on = drafts.each_ref().map(|_| Vec::new());
         for round in 0..=ROUNDS {
-            let plain = decode(&plain, row);
-            let drafted = drafts.each_ref().map(|(_, server)| decode(server, row));
+            let plain = decode(&plain, &row.prompts, 0.0);
+            let drafted = drafts.each_ref().map(|(_, server)| decode(server, &row.prompts, 0.0));
             // The first round warms all up.
             if round > 0 {
                 off.push(plain);
@@ -70,47 +71,6 @@ fn main() {
         }
     }
     prefill(&plain);
-}
-
-/// Runs all prompts of a row at once and measures between the first and the last token of each. What earlier
-/// rounds left in the prefix cache and the n-gram trie is forgotten first.
-fn decode(server: &Server, row: &Row) -> Sample {
-    assert_eq!(server.post("/flush_cache", &json!({})).status, 200, "the server is idle");
-    std::thread::scope(|scope| {
-        let streams: Vec<_> =
-            row.prompts.iter().map(|prompt| scope.spawn(|| stream(server, prompt))).collect();
-        streams.into_iter().map(|stream| stream.join().expect("no request failed")).collect()
-    })
-}
-
-fn stream(server: &Server, prompt: &str) -> Sample {
-    let body = json!({
-        "text": prompt, "stream": true,
-        "sampling_params": {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": true},
-    });
-    let mut events = server.stream("/generate", &body);
-    let first = events.next().expect("an answer has a first token");
-    let (start, before) = (Instant::now(), completion_tokens(&first));
-    let mut last = first;
-    let mut end = start;
-    while let Some(event) = events.next() {
-        end = Instant::now();
-        last = event;
-    }
-    let meta = &last["meta_info"];
-    Sample {
-        start,
-        end,
-        tokens: completion_tokens(&last) - before,
-        mean_context: meta["prompt_tokens"].as_f64().expect("a count") + NEW_TOKENS as f64 / 2.0,
-        requests: 1,
-        verify_steps: meta["spec_verify_ct"].as_u64().unwrap_or(0),
-        accepted: meta["spec_accepted_drafts"].as_u64().unwrap_or(0),
-    }
-}
-
-fn completion_tokens(event: &Value) -> u64 {
-    event["meta_info"]["completion_tokens"].as_u64().expect("every event counts its tokens")
 }
 
 fn report_plain(row: &Row, samples: &[Sample], weight_seconds: f64, bandwidth: f64) {

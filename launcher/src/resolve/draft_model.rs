@@ -71,6 +71,7 @@ pub(super) fn resolve(
         eagle_topk: shape.topk,
         num_draft_tokens: shape.width,
         acceptance: AcceptanceRule::default(),
+        adaptive: None,
     };
     Ok((config, note))
 }

@@ -1,7 +1,8 @@
 //! Owns `/server_info`'s view of the flags: every resolved value under SGLang's name.
 
 use proto::{
-    AcceptanceRule, DeviceKind, Dtype, NgramMatchType, SchedulePolicy, ServeConfig, SpecAlgorithm, Weights,
+    AcceptanceRule, DeviceKind, DraftTier, Dtype, NgramMatchType, SchedulePolicy, ServeConfig, SpecAlgorithm,
+    Weights,
 };
 use serde_json::{Map, Value, json};
 
@@ -9,7 +10,14 @@ use crate::args::{Args, LoadFormat};
 
 pub(super) fn of(config: &ServeConfig, args: &Args) -> Map<String, Value> {
     let mut all = Map::new();
-    for part in [model(config), server(config), schedule(config, args), spec(config), acceptance(config)] {
+    for part in [
+        model(config),
+        server(config),
+        schedule(config, args),
+        spec(config),
+        acceptance(config),
+        adaptive(config, args),
+    ] {
         let Value::Object(part) = part else { continue };
         all.extend(part);
     }
@@ -88,11 +96,14 @@ fn spec(config: &ServeConfig) -> Value {
             "speculative_num_draft_tokens": null,
         });
     };
+    // Where depth is adaptive, what it starts with; what is in force now is the scheduler's to say.
+    let shape = DraftTier { num_steps: spec.num_steps, num_draft_tokens: spec.num_draft_tokens };
+    let shape = spec.adaptive.as_ref().map_or(shape, |adaptive| adaptive.initial);
     let mut all = json!({
         "speculative_algorithm": spec.algorithm.as_str(),
-        "speculative_num_steps": spec.num_steps,
+        "speculative_num_steps": shape.num_steps,
         "speculative_eagle_topk": spec.eagle_topk,
-        "speculative_num_draft_tokens": spec.num_draft_tokens,
+        "speculative_num_draft_tokens": shape.num_draft_tokens,
     });
     let own = match &spec.algorithm {
         SpecAlgorithm::Ngram(ngram) => json!({
@@ -113,6 +124,13 @@ fn spec(config: &ServeConfig) -> Value {
         all.extend(own);
     }
     all
+}
+
+fn adaptive(config: &ServeConfig, args: &Args) -> Value {
+    json!({
+        "speculative_adaptive": config.spec.as_ref().is_some_and(|spec| spec.adaptive.is_some()),
+        "speculative_adaptive_config": args.spec.speculative_adaptive_config,
+    })
 }
 
 fn acceptance(config: &ServeConfig) -> Value {

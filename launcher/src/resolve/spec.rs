@@ -3,7 +3,7 @@
 use anyhow::{Result, bail, ensure};
 use proto::{AcceptanceRule, ModelConfig, NgramConfig, NgramMatchType, SpecAlgorithm, SpecConfig};
 
-use super::{acceptance, draft_model};
+use super::{acceptance, adaptive, draft_model};
 use crate::args::{MatchTypeArg, SpecArgs};
 use crate::unsupported;
 
@@ -20,6 +20,7 @@ pub(super) fn resolve(args: &SpecArgs, model: &ModelConfig) -> Result<(Option<Sp
     if let Some(config) = &mut config {
         config.acceptance = acceptance::resolve(args, config)?;
         notes.extend(acceptance::note(config.acceptance));
+        adaptive::resolve(args, config)?;
     }
     Ok((config, notes))
 }
@@ -71,6 +72,8 @@ fn refuse_orphans(args: &SpecArgs) -> Result<()> {
         ("--speculative-num-steps", args.speculative_num_steps.is_some()),
         ("--speculative-eagle-topk", args.speculative_eagle_topk.is_some()),
         ("--speculative-num-draft-tokens", args.speculative_num_draft_tokens.is_some()),
+        ("--speculative-adaptive", args.speculative_adaptive),
+        ("--speculative-adaptive-config", args.speculative_adaptive_config.is_some()),
         ("--speculative-use-rejection-sampling", args.speculative_use_rejection_sampling),
         ("--speculative-accept-threshold-single", args.speculative_accept_threshold_single != 1.0),
         ("--speculative-accept-threshold-acc", args.speculative_accept_threshold_acc != 1.0),
@@ -148,5 +151,6 @@ fn ngram(args: &SpecArgs) -> Result<SpecConfig> {
         eagle_topk: topk,
         num_draft_tokens: width,
         acceptance: AcceptanceRule::default(),
+        adaptive: None,
     })
 }

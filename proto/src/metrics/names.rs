@@ -73,6 +73,8 @@ metrics! {
     SPEC_DELIVERED_DRAFTS: IntCounter = "spec_delivered_drafts_total" [], "Drafthorse: accepted draft tokens that reached an answer. Without the bonus.";
     SPEC_PROPOSED_AT_POSITION: IntCounterVec = "spec_proposed_at_position_total" ["position"], "Drafthorse: request verify steps that proposed a draft at this depth; 0 is the first draft. Without the bonus.";
     SPEC_ACCEPTED_AT_POSITION: IntCounterVec = "spec_accepted_at_position_total" ["position"], "Drafthorse: request verify steps that accepted a draft at this depth; 0 is the first draft. Without the bonus.";
+    SPEC_DEPTH_SWITCHES: IntCounterVec = "spec_depth_switches_total" ["from", "to", "reason"], "Drafthorse: changes of the draft steps in force, with --speculative-adaptive. reason is batch_size, acceptance_up, acceptance_down, probe, promise, faster or plain_faster.";
+    SPEC_STEPS_AT_DEPTH: IntCounterVec = "spec_steps_at_depth_total" ["steps"], "Drafthorse: decode steps by the draft steps that their rows were free to make, with --speculative-adaptive; 0 is plain decoding.";
 
     // Of the tokenizer process: requests, each counted when it ends.
     PROMPT_TOKENS: IntCounterVec = "prompt_tokens_total" ["is_streaming"], "Prompt tokens of ended requests.";

@@ -42,11 +42,11 @@ fn a_chunk_is_shared_by_the_prompts_that_run() {
     (0..3).for_each(|first| enqueue(&mut admission, 100 + first, 8, 5));
     admission.admit(0);
     assert_eq!(admission.running().len(), 2, "the third would have nothing to run");
-    let plans = admission.pick(0);
+    let plans = admission.pick(DraftLimit::OFF);
     assert_eq!(extends(&plans), [(0, 8), (1, 2)]);
     ran(&mut admission, &plans);
     admission.admit(0);
-    let plans = admission.pick(0);
+    let plans = admission.pick(DraftLimit::OFF);
     assert_eq!(
         plans[0],
         RowPlan { index: 0, kind: RowKind::Decode { draft: DraftLimit::OFF }, extend_len: 1 }
@@ -67,10 +67,10 @@ fn drafts_give_way_to_memory_before_anyone_is_retracted() {
     let mut admission = admission(24, |_| {});
     enqueue(&mut admission, 100, 10, 10);
     admission.admit(7);
-    let plans = admission.pick(7);
+    let plans = admission.pick(DraftLimit::nodes(7));
     ran(&mut admission, &plans);
     for left in [7, 7, 7, 7, 7, 7, 7, 6, 5] {
-        let plans = admission.pick(7);
+        let plans = admission.pick(DraftLimit::nodes(7));
         let RowKind::Decode { draft } = plans[0].kind else { panic!("{plans:?}") };
         let tokens = admission.running()[0].tokens().len();
         assert!(draft.nodes <= left && draft.nodes + tokens <= 24, "{draft:?} behind {tokens} tokens");
@@ -88,7 +88,7 @@ fn the_youngest_is_retracted_and_waits_in_front() {
     enqueue(&mut admission, 109, 8, 14);
     admission.admit(0);
     while admission.take_retracted().requests == 0 {
-        let plans = admission.pick(0);
+        let plans = admission.pick(DraftLimit::OFF);
         ran(&mut admission, &plans);
         assert_eq!(
             admission

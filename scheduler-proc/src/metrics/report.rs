@@ -3,6 +3,7 @@
 use proto::SpecCounters;
 
 use crate::accounting::Origin;
+use crate::adaptive::Switch;
 use crate::admission::Retracted;
 use crate::batch::{StepTiming, VerifyCount};
 use crate::cache::Usage;
@@ -16,6 +17,10 @@ pub struct StepReport {
     pub retracted: Retracted,
     pub timing: StepTiming,
     pub load: Load,
+    /// Draft steps of rows that were free to make them; `None` where depth is fixed.
+    pub depth: Option<usize>,
+    /// Changes of the depth in force.
+    pub switches: Vec<Switch>,
 }
 
 /// Prompts that started or went on.

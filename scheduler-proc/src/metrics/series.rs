@@ -44,6 +44,8 @@ struct LoadSeries {
 }
 
 struct SpecSeries {
+    depth_switches: IntCounterVec,
+    steps_at_depth: IntCounterVec,
     accept_length: Gauge,
     accept_rate: Gauge,
     num_steps: Gauge,
@@ -223,6 +225,8 @@ impl LoadSeries {
 impl SpecSeries {
     fn new(to: &Registrar) -> prometheus::Result<Self> {
         Ok(Self {
+            depth_switches: names::SPEC_DEPTH_SWITCHES.register(to)?,
+            steps_at_depth: names::SPEC_STEPS_AT_DEPTH.register(to)?,
             accept_length: names::SPEC_ACCEPT_LENGTH.register(to)?,
             accept_rate: names::SPEC_ACCEPT_RATE.register(to)?,
             num_steps: names::SPEC_NUM_STEPS.register(to)?,
@@ -246,6 +250,13 @@ impl SpecSeries {
         self.delivered.inc_by(decode.spec.delivered_drafts);
         by_position(&self.proposed_at, &decode.proposed_at, &self.proposed_at_len);
         by_position(&self.accepted_at, &decode.accepted_at, &self.accepted_at_len);
+        if let Some(depth) = report.depth {
+            self.steps_at_depth.with_label_values(&[depth.to_string()]).inc();
+        }
+        for switch in &report.switches {
+            let labels = [switch.from.to_string(), switch.to.to_string(), switch.reason.as_str().to_owned()];
+            self.depth_switches.with_label_values(&labels).inc();
+        }
     }
 }
 

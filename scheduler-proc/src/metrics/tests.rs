@@ -54,6 +54,22 @@ fn value(metrics: &SchedulerMetrics, name: &str, label: Option<&str>) -> Option<
     Some(series.get_gauge().value() + series.get_counter().value())
 }
 
+impl SchedulerMetrics {
+    /// Every series of a counter: the values of its own labels, by name, and the count.
+    pub(crate) fn counted(&self, name: &str) -> Vec<(Vec<String>, f64)> {
+        let families = self.series.as_ref().expect("enabled").registry.gather();
+        let Some(family) = families.iter().find(|family| family.name() == format!("sglang:{name}")) else {
+            return Vec::new();
+        };
+        let own = |name: &str| ["from", "to", "reason", "steps"].contains(&name);
+        let series = |series: &prometheus::proto::Metric| {
+            let labels = series.get_label().iter().filter(|pair| own(pair.name()));
+            (labels.map(|pair| pair.value().to_owned()).collect(), series.get_counter().value())
+        };
+        family.get_metric().iter().map(series).collect()
+    }
+}
+
 #[test]
 fn a_tick_shows_the_window_and_begins_a_new_one() {
     let (mut metrics, _) = metrics(2, true);

@@ -11,6 +11,7 @@ use proto::{
 use serde_json::json;
 
 use super::Scheduler;
+use crate::adaptive::AdaptiveDepth;
 use crate::engine::Engine;
 use crate::outbox::Peers;
 use crate::request::{Phase, Request};
@@ -237,7 +238,7 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
 
     /// What the front end must know.
     pub fn info(&self) -> SchedulerInfo {
-        let draft = self.engine.draft_status();
+        let draft = self.draft_status();
         SchedulerInfo {
             max_total_num_tokens: self.admission.cache.capacity() as u64,
             max_req_input_len: self.admission.max_prompt_len() as u32,
@@ -255,7 +256,7 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
     }
 
     fn internal_state(&self) -> InternalState {
-        let draft = self.engine.draft_status();
+        let draft = self.draft_status();
         let limits = self.engine.limits();
         let usage = self.admission.cache.usage();
         InternalState {
@@ -266,6 +267,7 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
             speculative_num_steps: draft.num_steps as u32,
             speculative_num_draft_tokens: draft.num_draft_tokens as u32,
             avg_spec_accept_length: self.metrics.totals().accept_length(),
+            speculative_adaptive_state: self.depth.as_ref().map(AdaptiveDepth::report),
             memory_usage: json!({
                 "weight": limits.weight_bytes,
                 "kvcache": limits.kv_bytes,

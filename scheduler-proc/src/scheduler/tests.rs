@@ -11,6 +11,7 @@ use crate::engine::DraftStatus;
 use crate::engine::scripted::Script;
 use crate::testing::*;
 
+mod adaptive;
 mod random;
 mod restart;
 mod several;

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should panic where it stands")]
 
 mod abort;
+mod adaptive;
 mod chat;
 mod default_model;
 mod docs;

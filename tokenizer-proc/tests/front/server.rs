@@ -139,6 +139,7 @@ fn config(run_dir: &Path, port: u16) -> ServeConfig {
             eagle_topk: 1,
             num_draft_tokens: 4,
             acceptance: AcceptanceRule::Equality,
+            adaptive: None,
         }),
         server_args,
     }

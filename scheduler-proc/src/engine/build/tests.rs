@@ -95,6 +95,7 @@ fn serve_config(pair: Pair, shape: Option<Shape>) -> ServeConfig {
         eagle_topk,
         num_draft_tokens,
         acceptance: AcceptanceRule::Equality,
+        adaptive: None,
     });
     config
 }
@@ -208,6 +209,8 @@ struct Rig {
     /// Replaces what the rule asks of a worker.
     draw: Rc<Cell<Option<DraftDraw>>>,
     schedule: Schedule,
+    /// Depths of the steps, over and over; the shape's where there are none.
+    depths: &'static [usize],
 }
 
 struct Running<'a> {
@@ -239,7 +242,7 @@ impl Rig {
         let limits = target.limits().clone();
         let cache = PrefixCache::new(limits.kv_slots, schedule.page, schedule.radix);
         let engine = SpecEngine::new(target, limits, drafter).accepting_by(rule);
-        Self { engine, cache, trees, draw, schedule }
+        Self { engine, cache, trees, draw, schedule, depths: &[] }
     }
 
     /// Serves all to their ends, one more admitted every second step.
@@ -257,7 +260,8 @@ impl Rig {
                 self.vacate(&mut all[first]);
             }
             active.iter().for_each(|&index| self.seat(&mut all[index]));
-            let rows = active.iter().map(|&index| all[index].row(self.schedule.chunk)).collect();
+            let row = |&index: &usize| self.capped(all[index].row(self.schedule.chunk), step);
+            let rows = active.iter().map(row).collect();
             let outputs = self.engine.step(&Batch { rows }).unwrap().rows;
             for (&index, output) in active.iter().zip(outputs) {
                 self.take(&mut all[index], output);
@@ -270,6 +274,18 @@ impl Rig {
 
     fn serve_one(&mut self, ask: &Ask) -> Answer {
         self.serve(std::slice::from_ref(ask)).remove(0)
+    }
+
+    /// The row within what its step may draft.
+    fn capped<'a>(&self, row: BatchRow<'a>, step: usize) -> BatchRow<'a> {
+        let (Some(&most), RowKind::Decode { draft }) =
+            (self.depths.get(step % self.depths.len().max(1)), row.kind)
+        else {
+            return row;
+        };
+        // Trees are wider than they are deep.
+        let draft = DraftLimit { nodes: draft.nodes.min(3 * most), depth: draft.depth.min(most), ..draft };
+        BatchRow { kind: RowKind::Decode { draft }, ..row }
     }
 
     /// Opens a lease where there is none, and makes it hold what the next step needs.

@@ -67,6 +67,7 @@ pub(super) fn run(
             eagle_topk,
             num_draft_tokens,
             acceptance: AcceptanceRule::Equality,
+            adaptive: None,
         };
         let config = with_head(args, config, spec);
         let engine = engine::build(&config, None, &mut |_, _| {}).context("serving the head")?;

@@ -159,6 +159,7 @@ fn served(args: &Args, algorithm: fn(DraftModelConfig) -> SpecAlgorithm) -> (f64
         eagle_topk: 1,
         num_draft_tokens: 4,
         acceptance: proto::AcceptanceRule::Equality,
+        adaptive: None,
     });
     let engine = crate::engine::build(&config, None, &mut |_, _| {}).unwrap();
     let mut answers = Answers { spec: proto::SpecCounters::default(), tokens: Vec::new() };

@@ -4,6 +4,7 @@
 use proptest::prelude::*;
 use proto::{SpecCounters, TokenizedGenerateReqInput};
 
+use super::adaptive::restless;
 use super::*;
 
 #[derive(Debug, Clone)]
@@ -26,6 +27,8 @@ struct Run {
     chunk: u32,
     max_prefill: u32,
     width: usize,
+    /// Depth changes all the time.
+    adaptive: bool,
     accept: Vec<usize>,
     arrivals: Vec<Arrival>,
     /// Turns at which the detokenizer restarts, and at which it does not read.
@@ -68,10 +71,10 @@ fn run() -> impl Strategy<Value = Run> {
         (prop::sample::select(vec![1u32, 16, 64]), 60usize..300, any::<bool>(), any::<bool>(), any::<bool>());
     let budgets =
         (1u32..7, prop::sample::select(vec![0u32, 3, 16, 50]), prop::sample::select(vec![0u32, 20, 200]));
-    let spec = (1usize..7, prop::collection::vec(0usize..6, 1..5));
+    let spec = (1usize..7, any::<bool>(), prop::collection::vec(0usize..6, 1..5));
     let faults = (prop::option::weighted(0.3, 0usize..40), 0usize..40, 0usize..15);
     (memory, budgets, spec, prop::collection::vec(arrival(), 1..12), faults).prop_map(
-        |(memory, budgets, (width, accept), mut arrivals, (restart_at, full_from, full_for))| {
+        |(memory, budgets, (width, adaptive, accept), mut arrivals, (restart_at, full_from, full_for))| {
             let (page_size, slots, radix, lpm, optimistic) = memory;
             for (index, arrival) in arrivals.iter_mut().enumerate() {
                 arrival.input.rid = format!("r{index}").as_str().into();
@@ -86,6 +89,7 @@ fn run() -> impl Strategy<Value = Run> {
                 chunk: budgets.1,
                 max_prefill: budgets.2,
                 width,
+                adaptive,
                 accept,
                 arrivals,
                 restart_at,
@@ -103,6 +107,9 @@ fn play(run: &Run) -> TestScheduler {
     config.schedule.max_running_requests = run.max_running;
     config.schedule.chunked_prefill_size = run.chunk;
     config.schedule.max_prefill_tokens = run.max_prefill;
+    if run.adaptive && run.width > 1 {
+        config.spec = Some(restless(run.width as u32 - 1));
+    }
     let script = Script {
         kv_slots: run.kv_pages * run.page_size as usize,
         accept: run.accept.clone(),

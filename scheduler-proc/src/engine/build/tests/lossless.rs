@@ -117,6 +117,57 @@ fn nextn_leaves_the_answer_alone() {
     check(NEXTN);
 }
 
+/// Depth that changes in the midst of every request, plain steps included.
+#[test]
+fn changing_depth_leaves_the_answer_alone() {
+    for pair in [EAGLE, EAGLE3, STANDALONE, NEXTN] {
+        let mut accepted = 0;
+        for temperature in [0.0, 0.8] {
+            let asks = mixed(pair, temperature);
+            let plain = ids(&mut Rig::new(pair, None, PLAIN), &asks, false).0;
+            for (shape, page) in [(chain(4), 1), (SHAPES[1], 16)] {
+                let mut rig = Rig::new(pair, Some(shape), Schedule { page, ..PLAIN });
+                for depths in [&[4, 0, 1, 0, 0, 3, 2][..], &[0, 0, 0, 0, 4]] {
+                    rig.depths = depths;
+                    let (drafted, counters) = ids(&mut rig, &asks, true);
+                    assert_eq!(drafted, plain, "{} at {temperature}, {shape:?}, {depths:?}", pair.draft);
+                    accepted += counters.accepted_drafts;
+                }
+            }
+        }
+        assert!(accepted > 50, "{} proves little with {accepted} accepted", pair.draft);
+    }
+}
+
+/// Plain steps keep the draft warm: behind them it drafts what it would have drafted without them.
+#[test]
+fn a_draft_after_plain_steps_is_as_good() {
+    for pair in [EAGLE, EAGLE3, STANDALONE, NEXTN] {
+        for shape in [chain(4), SHAPES[1]] {
+            let ask = greedy(&prompt(pair), 40);
+            let trees = |depths: &'static [usize]| {
+                let mut rig = Rig::new(pair, Some(shape), PLAIN);
+                rig.depths = depths;
+                let verified = rig.serve_one(&ask).verified;
+                let drafted = verified.into_iter().filter(|step| step.tree.len() + 1 == shape.2 as usize);
+                drafted.map(|step| (step.committed, step.tree)).collect::<BTreeMap<_, _>>()
+            };
+            let always: BTreeMap<_, _> =
+                [&[4][..], &[1, 4], &[4, 1, 1]].into_iter().flat_map(trees).collect();
+            let seldom = trees(&[0, 0, 0, 0, 0, 4]);
+            let same = seldom.iter().filter(|(at, _)| always.contains_key(at)).count();
+            assert!(same >= 2, "{} {shape:?}: {same} of {} met", pair.draft, seldom.len());
+            for (at, tree) in seldom {
+                assert!(
+                    always.get(&at).is_none_or(|other| *other == tree),
+                    "{} {shape:?} at {at}",
+                    pair.draft
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn every_length_from_one_token_on() {
     let (_dir, other_layout) = nextn_layout();

@@ -131,6 +131,20 @@ fn depth_limits_change_nothing_but_the_counts() {
     }
 }
 
+/// Depth that changes in the midst of every request, plain steps included.
+#[test]
+fn changing_depth_changes_nothing() {
+    let requests = requests();
+    let plain = serve(&requests, SCHEDULE, None);
+    for depths in [&[4, 0, 1, 7, 0, 0, 2][..], &[0, 0, 0, 0, 0, 5], &[1, 12]] {
+        for (name, worker) in workers(truth(&requests, &plain)) {
+            let drafted = serve(&requests, Schedule { depths, ..SCHEDULE }, Some(worker));
+            assert_same(name, &requests, &plain, &drafted);
+            assert!(name != "oracle" || accepted(&drafted) > 50, "{depths:?}");
+        }
+    }
+}
+
 #[test]
 fn every_length_is_met_exactly() {
     for max_new in 1..8 {

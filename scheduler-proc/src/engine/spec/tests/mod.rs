@@ -122,11 +122,14 @@ pub(super) struct Schedule {
     /// Prompt tokens per request and step.
     pub(super) chunk: usize,
     pub(super) max_depth: usize,
+    /// Depths of the steps, over and over; `max_depth` where there are none.
+    pub(super) depths: &'static [usize],
     /// At this step the first running request loses its KV slots and starts over.
     pub(super) retract_at: Option<usize>,
 }
 
-pub(super) const SCHEDULE: Schedule = Schedule { stagger: 2, chunk: 4, max_depth: 64, retract_at: None };
+pub(super) const SCHEDULE: Schedule =
+    Schedule { stagger: 2, chunk: 4, max_depth: 64, depths: &[], retract_at: None };
 
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(super) struct Outcome {
@@ -218,6 +221,8 @@ pub(super) fn serve(
     let nodes = engine.draft_status().max_nodes();
     let mut all: Vec<_> = (0..).zip(requests).map(|(i, request)| Running::new(i, request, nodes)).collect();
     for step in 0.. {
+        let max_depth = schedule.depths.get(step % schedule.depths.len().max(1));
+        let schedule = Schedule { max_depth: max_depth.copied().unwrap_or(schedule.max_depth), ..schedule };
         let admitted = requests.len().min(step / schedule.stagger.max(1) + 1);
         let active: Vec<_> = (0..admitted).filter(|&index| !all[index].is_done()).collect();
         if active.is_empty() && admitted == requests.len() {
