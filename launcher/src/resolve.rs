@@ -2,6 +2,7 @@
 //! the refusal of combinations that cannot work. Nothing after it looks at a flag again.
 
 mod acceptance;
+mod dflash;
 mod draft_model;
 mod machine;
 mod model;

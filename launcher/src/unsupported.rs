@@ -97,7 +97,6 @@ const FLAGS: &[(&str, &str)] = &[
     ),
     ("--speculative-attention-mode", ONE_BACKEND),
     ("--speculative-adaptive*", "adaptive depth comes with a later release"),
-    ("--speculative-dflash-*", LATER),
     ("--speculative-dspark-*", "DSPARK is not planned; NGRAM needs no draft model"),
     (
         "--speculative-ngram-external-*",
@@ -135,7 +134,6 @@ pub(crate) fn refusal<S: AsRef<str>>(argv: impl IntoIterator<Item = S>) -> Optio
 /// What to say of an algorithm that SGLang has and this server has not.
 pub(crate) fn algorithm_hint(name: &str) -> Option<&'static str> {
     match name {
-        "DFLASH" => Some("comes with a later release"),
         "DSPARK" | "UNO" | "FROZEN_KV_MTP" => Some("is not planned"),
         _ => None,
     }

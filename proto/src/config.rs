@@ -169,6 +169,16 @@ pub enum SpecAlgorithm {
     Eagle3(DraftModelConfig),
     /// A whole smaller model with the same vocabulary.
     Standalone(DraftModelConfig),
+    /// A model that denoises a block of mask tokens in one pass.
+    Dflash(DflashConfig),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DflashConfig {
+    pub model: DraftModelConfig,
+    /// A block is denoised whole also where a request may draft less.
+    #[serde(default)]
+    pub fixed_block: bool,
 }
 
 /// The model that drafts.
@@ -188,6 +198,7 @@ impl SpecAlgorithm {
         match self {
             Self::Ngram(_) => None,
             Self::Eagle(draft) | Self::Eagle3(draft) | Self::Standalone(draft) => Some(draft),
+            Self::Dflash(dflash) => Some(&dflash.model),
         }
     }
 
@@ -198,6 +209,7 @@ impl SpecAlgorithm {
             Self::Eagle(_) => "EAGLE",
             Self::Eagle3(_) => "EAGLE3",
             Self::Standalone(_) => "STANDALONE",
+            Self::Dflash(_) => "DFLASH",
         }
     }
 }

@@ -3,8 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use proto::{AcceptanceRule, DraftModelConfig, ModelConfig, SpecAlgorithm, SpecConfig, Weights};
+use proto::{
+    AcceptanceRule, DflashConfig, DraftModelConfig, ModelConfig, SpecAlgorithm, SpecConfig, Weights,
+};
 
+use super::dflash;
 use super::model::ModelFiles;
 use super::same_tokens;
 use super::spec::MAX_DRAFT_TOKENS;
@@ -18,14 +21,16 @@ pub(super) enum Kind {
     /// EAGLE with the target's own multi-token-prediction layer, or the one of the draft model that is named.
     Nextn,
     Standalone,
+    /// A model that denoises blocks.
+    Dflash,
 }
 
 /// Depth, branches and width of a draft tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Shape {
-    steps: u32,
-    topk: u32,
-    width: u32,
+pub(super) struct Shape {
+    pub(super) steps: u32,
+    pub(super) topk: u32,
+    pub(super) width: u32,
 }
 
 impl Kind {
@@ -35,12 +40,17 @@ impl Kind {
             "EAGLE3" => Some(Self::Eagle3),
             "NEXTN" => Some(Self::Nextn),
             "STANDALONE" => Some(Self::Standalone),
+            "DFLASH" => Some(Self::Dflash),
             _ => None,
         }
     }
 
-    fn algorithm(self, draft: DraftModelConfig) -> SpecAlgorithm {
+    fn algorithm(self, draft: DraftModelConfig, args: &SpecArgs) -> SpecAlgorithm {
         match self {
+            Self::Dflash => {
+                let fixed_block = args.speculative_dflash_fixed_block;
+                SpecAlgorithm::Dflash(DflashConfig { model: draft, fixed_block })
+            }
             Self::Eagle | Self::Nextn => SpecAlgorithm::Eagle(draft),
             Self::Eagle3 => SpecAlgorithm::Eagle3(draft),
             Self::Standalone => SpecAlgorithm::Standalone(draft),
@@ -64,9 +74,12 @@ pub(super) fn resolve(
     model: &ModelConfig,
 ) -> Result<(SpecConfig, Option<String>)> {
     let draft = draft(kind, args, model)?;
-    let (shape, note) = shape(args, kind.defaults(&model.architectures))?;
+    let (shape, note) = match kind {
+        Kind::Dflash => dflash::shape(args, &draft.weights)?,
+        _ => shape(args, kind.defaults(&model.architectures))?,
+    };
     let config = SpecConfig {
-        algorithm: kind.algorithm(draft),
+        algorithm: kind.algorithm(draft, args),
         num_steps: shape.steps,
         eagle_topk: shape.topk,
         num_draft_tokens: shape.width,
@@ -109,9 +122,10 @@ fn token_map(kind: Kind, args: &SpecArgs) -> Result<Option<PathBuf>> {
             "--speculative-token-map has no effect with EAGLE3, whose heads bring their own reduced vocabulary (d2t); \
              leave it out"
         ),
-        Kind::Standalone => {
+        Kind::Standalone | Kind::Dflash => {
             bail!(
-                "--speculative-token-map has no effect with STANDALONE, which drafts all tokens; leave it out"
+                "--speculative-token-map has no effect with {}, which drafts all tokens; leave it out",
+                if kind == Kind::Dflash { "DFLASH" } else { "STANDALONE" }
             )
         }
     }

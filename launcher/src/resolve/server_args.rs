@@ -9,7 +9,15 @@ use crate::args::{Args, LoadFormat};
 
 pub(super) fn of(config: &ServeConfig, args: &Args) -> Map<String, Value> {
     let mut all = Map::new();
-    for part in [model(config), server(config), schedule(config, args), spec(config), acceptance(config)] {
+    let parts = [
+        model(config),
+        server(config),
+        schedule(config, args),
+        spec(config),
+        dflash(config),
+        acceptance(config),
+    ];
+    for part in parts {
         let Value::Object(part) = part else { continue };
         all.extend(part);
     }
@@ -103,6 +111,10 @@ fn spec(config: &ServeConfig) -> Value {
             "speculative_ngram_max_trie_depth": ngram.max_trie_depth,
             "speculative_ngram_capacity": ngram.capacity,
         }),
+        SpecAlgorithm::Dflash(dflash) => json!({
+            "speculative_draft_model_path": dflash.model.path,
+            "speculative_token_map": null,
+        }),
         SpecAlgorithm::Eagle(draft) | SpecAlgorithm::Eagle3(draft) | SpecAlgorithm::Standalone(draft) => {
             json!({ "speculative_draft_model_path": draft.path, "speculative_token_map": draft.token_map })
         }
@@ -111,6 +123,17 @@ fn spec(config: &ServeConfig) -> Value {
         all.extend(own);
     }
     all
+}
+
+fn dflash(config: &ServeConfig) -> Value {
+    let dflash = config.spec.as_ref().and_then(|spec| match &spec.algorithm {
+        SpecAlgorithm::Dflash(dflash) => Some((spec.num_draft_tokens, dflash.fixed_block)),
+        _ => None,
+    });
+    json!({
+        "speculative_dflash_block_size": dflash.map(|(block, _)| block),
+        "speculative_dflash_fixed_block": dflash.is_some_and(|(_, fixed)| fixed),
+    })
 }
 
 fn acceptance(config: &ServeConfig) -> Value {

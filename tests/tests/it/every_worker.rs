@@ -2,7 +2,8 @@
 //! by side share their servers.
 
 use crate::workers::{
-    EAGLE, EAGLE_TREE, EAGLE3, EAGLE3_TREE, NEXTN, NEXTN_TREE, NGRAM, STANDALONE, STANDALONE_TREE,
+    DFLASH, DFLASH_FIXED, EAGLE, EAGLE_TREE, EAGLE3, EAGLE3_TREE, NEXTN, NEXTN_TREE, NGRAM, STANDALONE,
+    STANDALONE_TREE,
 };
 use crate::{ends, lossless, numbers, opt_out, pool};
 
@@ -45,6 +46,8 @@ macro_rules! every_worker {
 }
 
 every_worker! {
+    dflash = DFLASH;
+    dflash_fixed = DFLASH_FIXED;
     eagle = EAGLE;
     eagle_tree = EAGLE_TREE;
     eagle3 = EAGLE3;

@@ -14,8 +14,8 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use proto::{
-    AcceptanceRule, DraftModelConfig, Dtype, SamplingParams, SpecAlgorithm, SpecConfig, SpecCounters,
-    TokenId, Weights,
+    AcceptanceRule, DflashConfig, DraftModelConfig, Dtype, SamplingParams, SpecAlgorithm, SpecConfig,
+    SpecCounters, TokenId, Weights,
 };
 use tch::Tensor;
 
@@ -67,6 +67,16 @@ const NEXTN: Pair = Pair {
     golden: "mtp-tiny",
 };
 
+/// A block is no longer than what the request may still draft.
+const DFLASH: Pair = Pair {
+    target: "dflash-tiny",
+    draft: "dflash-tiny/draft",
+    algorithm: |model| SpecAlgorithm::Dflash(DflashConfig { model, fixed_block: false }),
+    golden: "dflash-tiny",
+};
+const DFLASH_FIXED: Pair =
+    Pair { algorithm: |model| SpecAlgorithm::Dflash(DflashConfig { model, fixed_block: true }), ..DFLASH };
+
 /// The same target in NextN's layout, in a folder that the caller keeps.
 fn nextn_layout() -> (tempfile::TempDir, Pair) {
     let dir = tempfile::tempdir().unwrap();
@@ -82,6 +92,14 @@ type Shape = (u32, u32, u32);
 
 const fn chain(steps: u32) -> Shape {
     (steps, 1, steps + 1)
+}
+
+/// Two shapes that a pair can draft in: chains, and trees where there are any.
+fn shapes(pair: Pair) -> [Shape; 2] {
+    match pair.golden {
+        "dflash-tiny" => [chain(7), chain(4)],
+        _ => [chain(4), (4, 4, 13)],
+    }
 }
 
 fn serve_config(pair: Pair, shape: Option<Shape>) -> ServeConfig {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use proto::TokenId;
 use tch::Tensor;
 
-use super::draft::{DraftModel, Inherited};
+use super::draft::{DraftModel, DraftSpec, Head, Inherited, values};
 use super::draft_block::{BlockSpec, DraftBlock};
 use super::draft_config::DraftFiles;
 use super::draft_output::DraftOutput;
@@ -64,21 +64,12 @@ impl MtpSpec {
         }))
     }
 
-    pub fn block(&self) -> &BlockSpec {
-        &self.block
-    }
-
     pub fn family(&self) -> &'static str {
         self.place.layout.family
     }
 
-    /// What the target's passes must leave for it.
-    pub fn features(&self) -> &Features {
-        &self.features
-    }
-
     /// Values of the head it has for hot tokens, beside its parameters.
-    pub fn hot_values(&self) -> usize {
+    fn hot_values(&self) -> usize {
         self.hot.as_ref().map_or(0, Vec::len) * self.block.shape.hidden_size
     }
 
@@ -102,6 +93,29 @@ impl MtpSpec {
     }
 }
 
+impl DraftSpec for Head<MtpSpec> {
+    fn features(&self) -> Features {
+        self.spec.features.clone()
+    }
+
+    fn slot_values(&self) -> usize {
+        self.spec.block.slot_values() + self.spec.block.shape.hidden_size
+    }
+
+    fn weight_values(&self) -> usize {
+        values(&self.spec.parameters()) + self.spec.hot_values()
+    }
+
+    fn load(
+        self,
+        target: &TargetModel,
+        room: (usize, usize),
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Box<dyn DraftModel>, EngineError> {
+        Ok(Box::new(MtpHead::load(&self.spec, self.files, target, room, progress)?))
+    }
+}
+
 /// The layer, and what it shares with the target.
 pub struct MtpHead {
     place: MtpPlace,
@@ -117,18 +131,19 @@ pub struct MtpHead {
 }
 
 impl MtpHead {
-    /// `room` is slots and positions that the layer must have.
+    /// `slots` and `positions` are what the layer must have.
     pub fn load(
         spec: &MtpSpec,
         files: DraftFiles,
         target: &TargetModel,
-        room: (usize, usize),
+        (slots, positions): (usize, usize),
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
         let _inference = InferenceMode::enter();
         let MtpSpec { place, block, .. } = spec;
         let layout = place.layout;
         let mut loader = Loader::new(files.source, &spec.parameters(), target.placement(), progress)?;
+        let tables = block.rope_tables(positions, loader.device());
         let own_embedding = spec.own_embedding.then(|| place.name(EMBEDDING));
         let embedding = load_embedding(own_embedding.as_deref(), target, &mut loader)?;
         let table = spec.own_head.then(|| loader.load(&place.name(HEAD))).transpose()?;
@@ -141,7 +156,7 @@ impl MtpHead {
             input_norm: norm(INPUT_NORM)?,
             output_norm: norm(layout.output_norm)?,
             join: Linear::new(&loader.load(&place.name(layout.join))?, None)?,
-            block: DraftBlock::load(block, room, &mut loader)?,
+            block: DraftBlock::load(block, slots, &tables, &mut loader)?,
             output: DraftOutput::over_target(table, spec.hot.as_deref(), target)?,
             width: block.shape.hidden_size,
         })

@@ -1,6 +1,7 @@
 //! Draft heads of every published variant, filled at random, against a plain computation of what they should do: whole
 //! sequences in one go, without pools, plans or packed weights.
 
+mod dflash;
 mod eagle3;
 mod mtp;
 

@@ -15,10 +15,12 @@ use rustc_hash::FxHashMap;
 use tch::{Device, Kind, Tensor};
 
 use super::growth::{Chain, Growth, Leaf, Tree};
+use super::plan::{BoxedDrafter, DraftMemory, WorkerPlan};
 use super::tree::DraftTree;
 use super::{Commit, DraftInput, Drafter};
 use crate::batch::{EngineSlot, KvSlot};
-use crate::engine::models::draft::{DraftModel, Inherited};
+use crate::engine::model::{Features, TargetModel};
+use crate::engine::models::draft::{DraftModel, DraftSpec, Inherited};
 use crate::engine::sample::{Chooser, Path};
 use crate::engine::shim::InferenceMode;
 use crate::engine::target::{ForwardRow, LogitRows};
@@ -50,6 +52,38 @@ impl DraftShape {
 
     fn group(&self) -> usize {
         self.rows.clamp(1, DRAFT_ROWS)
+    }
+}
+
+/// A [`ModelDrafter`] before its model is loaded.
+pub struct ModelPlan<S> {
+    pub model: S,
+    pub shape: DraftShape,
+}
+
+impl<S: DraftSpec> WorkerPlan for ModelPlan<S> {
+    fn features(&self) -> Features {
+        self.model.features()
+    }
+
+    fn memory(&self) -> DraftMemory {
+        DraftMemory {
+            weights: self.model.weight_values(),
+            per_slot: self.model.slot_values(),
+            scratch_slots: self.shape.scratch_slots(),
+        }
+    }
+
+    fn load(
+        self: Box<Self>,
+        target: &TargetModel,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<BoxedDrafter, EngineError> {
+        let Self { model, shape } = *self;
+        let limits = target.limits();
+        let room = (limits.kv_slots + shape.scratch_slots(), limits.context_len + shape.steps);
+        let model = model.load(target, room, progress)?;
+        Ok(Box::new(ModelDrafter::new(model, shape, limits.kv_slots, target.placement())))
     }
 }
 

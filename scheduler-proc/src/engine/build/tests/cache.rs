@@ -3,10 +3,8 @@
 
 use super::*;
 
-const SHAPES: [Shape; 2] = [chain(4), (4, 4, 13)];
-
-fn pairs() -> [Pair; 4] {
-    [EAGLE, EAGLE3, STANDALONE, NEXTN]
+fn pairs() -> [Pair; 6] {
+    [EAGLE, EAGLE3, STANDALONE, NEXTN, DFLASH, DFLASH_FIXED]
 }
 
 /// Drafts and acceptance of a request in an engine that knows nothing.
@@ -17,7 +15,7 @@ fn fresh(pair: Pair, shape: Shape, schedule: Schedule, ask: &Ask) -> Answer {
 #[test]
 fn the_second_run_of_a_prompt_accepts_as_the_first() {
     for pair in pairs() {
-        for shape in SHAPES {
+        for shape in shapes(pair) {
             for page in [1, 16] {
                 let schedule = Schedule { page, ..PLAIN };
                 let mut rig = Rig::new(pair, Some(shape), schedule);
@@ -36,7 +34,7 @@ fn the_second_run_of_a_prompt_accepts_as_the_first() {
 #[test]
 fn a_second_turn_accepts_as_without_a_cache() {
     for pair in pairs() {
-        for shape in SHAPES {
+        for shape in shapes(pair) {
             let mut rig = Rig::new(pair, Some(shape), PLAIN);
             let first = rig.serve_one(&greedy(&prompt(pair), 25));
             let turn: Vec<_> = prompt(pair).into_iter().chain(first.ids).chain([9, 4, 7]).collect();
