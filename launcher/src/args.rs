@@ -121,6 +121,9 @@ pub struct SpecArgs {
     /// Algorithm: DFLASH, EAGLE, EAGLE3, NEXTN, STANDALONE or NGRAM; plain decoding without
     #[arg(long, value_name = "NAME")]
     pub speculative_algorithm: Option<String>,
+    /// One multi-token-prediction layer per draft step, with EAGLE or NEXTN and a model or draft model that has several
+    #[arg(long)]
+    pub enable_multi_layer_eagle: bool,
     /// Draft model: its folder for DFLASH, a head's for EAGLE and EAGLE3, a smaller model's folder or .gguf file for STANDALONE; NEXTN
     /// takes the model's own layer without
     #[arg(long, visible_alias = "speculative-draft-model", value_name = "PATH")]
@@ -131,7 +134,7 @@ pub struct SpecArgs {
     /// The only tokens an EAGLE head drafts: a .pt, .safetensors or .json file with one list of ids [default: all]
     #[arg(long, value_name = "PATH")]
     pub speculative_token_map: Option<PathBuf>,
-    /// Depth of a draft [default: Llama with EAGLE or EAGLE3 5, other draft models 3, NGRAM num-draft-tokens / eagle-topk]
+    /// Depth of a draft [default: Llama with EAGLE or EAGLE3 5, other draft models and several layers 3, NGRAM num-draft-tokens / eagle-topk]
     #[arg(long, value_name = "N")]
     pub speculative_num_steps: Option<u32>,
     /// Branches of a draft tree [default: Llama with EAGLE or EAGLE3 4, other draft models 1, NGRAM max-bfs-breadth]

@@ -110,7 +110,6 @@ const FLAGS: &[(&str, &str)] = &[
         "--speculative-ngram-max-match-window-size",
         "SGLang removed it; use --speculative-ngram-max-trie-depth",
     ),
-    ("--enable-multi-layer-eagle", LATER),
 ];
 
 const ONE_DEVICE: &str = "the model runs on one device, chosen with --device";
@@ -119,8 +118,6 @@ const ONE_BACKEND: &str = "each --device has one backend; leave it out";
 const GRAMMAR: &str = "constrained output is not served yet";
 const NO_GRAPHS: &str = "steps run without graphs or compilation; leave it out";
 const LORA: &str = "adapters are not served; merge them into the model's weights";
-const LATER: &str =
-    "the algorithm comes with a later release; see --speculative-algorithm for those that are here";
 
 /// Finds the first argument that names such a flag, and says what to do instead.
 pub(crate) fn refusal<S: AsRef<str>>(argv: impl IntoIterator<Item = S>) -> Option<String> {

@@ -165,6 +165,8 @@ pub enum SpecAlgorithm {
     Ngram(NgramConfig),
     /// EAGLE-1 and -2: a one-layer head on the target's final hidden states.
     Eagle(DraftModelConfig),
+    /// The target's multi-token-prediction layers, each for one step.
+    MultiLayerEagle(DraftModelConfig),
     /// A one-layer head on hidden states captured inside the target.
     Eagle3(DraftModelConfig),
     /// A whole smaller model with the same vocabulary.
@@ -197,7 +199,10 @@ impl SpecAlgorithm {
     pub const fn draft_model(&self) -> Option<&DraftModelConfig> {
         match self {
             Self::Ngram(_) => None,
-            Self::Eagle(draft) | Self::Eagle3(draft) | Self::Standalone(draft) => Some(draft),
+            Self::Eagle(draft)
+            | Self::MultiLayerEagle(draft)
+            | Self::Eagle3(draft)
+            | Self::Standalone(draft) => Some(draft),
             Self::Dflash(dflash) => Some(&dflash.model),
         }
     }
@@ -206,7 +211,7 @@ impl SpecAlgorithm {
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Ngram(_) => "NGRAM",
-            Self::Eagle(_) => "EAGLE",
+            Self::Eagle(_) | Self::MultiLayerEagle(_) => "EAGLE",
             Self::Eagle3(_) => "EAGLE3",
             Self::Standalone(_) => "STANDALONE",
             Self::Dflash(_) => "DFLASH",

@@ -20,6 +20,8 @@ pub(super) enum Kind {
     Eagle3,
     /// EAGLE with the target's own multi-token-prediction layer, or the one of the draft model that is named.
     Nextn,
+    /// EAGLE with such a layer per step.
+    MultiLayer,
     Standalone,
     /// A model that denoises blocks.
     Dflash,
@@ -34,7 +36,19 @@ pub(super) struct Shape {
 }
 
 impl Kind {
-    pub(super) fn of(name: &str) -> Option<Self> {
+    /// What a name means beside `--enable-multi-layer-eagle`, as in SGLang a variant of EAGLE.
+    pub(super) fn of(name: &str, multi_layer: bool) -> Result<Option<Self>> {
+        match Self::named(name) {
+            kind if !multi_layer => Ok(kind),
+            Some(Self::Eagle | Self::Nextn) => Ok(Some(Self::MultiLayer)),
+            _ => bail!(
+                "--enable-multi-layer-eagle needs --speculative-algorithm EAGLE or NEXTN, not {name}: it drafts with \
+                 several multi-token-prediction layers"
+            ),
+        }
+    }
+
+    fn named(name: &str) -> Option<Self> {
         match name {
             "EAGLE" => Some(Self::Eagle),
             "EAGLE3" => Some(Self::Eagle3),
@@ -52,6 +66,7 @@ impl Kind {
                 SpecAlgorithm::Dflash(DflashConfig { model: draft, fixed_block })
             }
             Self::Eagle | Self::Nextn => SpecAlgorithm::Eagle(draft),
+            Self::MultiLayer => SpecAlgorithm::MultiLayerEagle(draft),
             Self::Eagle3 => SpecAlgorithm::Eagle3(draft),
             Self::Standalone => SpecAlgorithm::Standalone(draft),
         }
@@ -78,6 +93,11 @@ pub(super) fn resolve(
         Kind::Dflash => dflash::shape(args, &draft.weights)?,
         _ => shape(args, kind.defaults(&model.architectures))?,
     };
+    ensure!(
+        kind != Kind::MultiLayer || shape.topk == 1,
+        "--speculative-eagle-topk {} must be 1 with --enable-multi-layer-eagle, which drafts chains",
+        shape.topk
+    );
     let config = SpecConfig {
         algorithm: kind.algorithm(draft, args),
         num_steps: shape.steps,
@@ -92,7 +112,7 @@ fn draft(kind: Kind, args: &SpecArgs, model: &ModelConfig) -> Result<DraftModelC
     let token_map = token_map(kind, args)?;
     let Some(path) = args.speculative_draft_model_path.as_deref() else {
         ensure!(
-            kind == Kind::Nextn,
+            matches!(kind, Kind::Nextn | Kind::MultiLayer),
             "--speculative-algorithm with a draft model needs --speculative-draft-model-path; NGRAM needs none, nor does \
              NEXTN with a model that brings a multi-token-prediction layer along"
         );
@@ -117,7 +137,7 @@ fn draft(kind: Kind, args: &SpecArgs, model: &ModelConfig) -> Result<DraftModelC
 fn token_map(kind: Kind, args: &SpecArgs) -> Result<Option<PathBuf>> {
     let Some(path) = &args.speculative_token_map else { return Ok(None) };
     match kind {
-        Kind::Eagle | Kind::Nextn => {}
+        Kind::Eagle | Kind::Nextn | Kind::MultiLayer => {}
         Kind::Eagle3 => bail!(
             "--speculative-token-map has no effect with EAGLE3, whose heads bring their own reduced vocabulary (d2t); \
              leave it out"

@@ -14,7 +14,7 @@ pub(super) fn of(config: &ServeConfig, args: &Args) -> Map<String, Value> {
         server(config),
         schedule(config, args),
         spec(config),
-        dflash(config),
+        variants(config),
         acceptance(config),
     ];
     for part in parts {
@@ -115,7 +115,10 @@ fn spec(config: &ServeConfig) -> Value {
             "speculative_draft_model_path": dflash.model.path,
             "speculative_token_map": null,
         }),
-        SpecAlgorithm::Eagle(draft) | SpecAlgorithm::Eagle3(draft) | SpecAlgorithm::Standalone(draft) => {
+        SpecAlgorithm::Eagle(draft)
+        | SpecAlgorithm::MultiLayerEagle(draft)
+        | SpecAlgorithm::Eagle3(draft)
+        | SpecAlgorithm::Standalone(draft) => {
             json!({ "speculative_draft_model_path": draft.path, "speculative_token_map": draft.token_map })
         }
     };
@@ -125,12 +128,15 @@ fn spec(config: &ServeConfig) -> Value {
     all
 }
 
-fn dflash(config: &ServeConfig) -> Value {
+/// What only one algorithm has.
+fn variants(config: &ServeConfig) -> Value {
     let dflash = config.spec.as_ref().and_then(|spec| match &spec.algorithm {
         SpecAlgorithm::Dflash(dflash) => Some((spec.num_draft_tokens, dflash.fixed_block)),
         _ => None,
     });
+    let layers = config.spec.as_ref().map(|spec| &spec.algorithm);
     json!({
+        "enable_multi_layer_eagle": matches!(layers, Some(SpecAlgorithm::MultiLayerEagle(_))),
         "speculative_dflash_block_size": dflash.map(|(block, _)| block),
         "speculative_dflash_fixed_block": dflash.is_some_and(|(_, fixed)| fixed),
     })

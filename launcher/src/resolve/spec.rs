@@ -30,10 +30,14 @@ fn algorithm(args: &SpecArgs, model: &ModelConfig) -> Result<(Option<SpecConfig>
         None | Some("NONE") => refuse_orphans(args).map(|()| (None, None)),
         Some("NGRAM") => {
             refuse_draft_model(args)?;
+            ensure!(
+                !args.enable_multi_layer_eagle,
+                "--enable-multi-layer-eagle needs --speculative-algorithm EAGLE or NEXTN, not NGRAM"
+            );
             dflash::refuse_flags(args, "NGRAM")?;
             Ok((Some(ngram(args)?), None))
         }
-        Some(name) => match draft_model::Kind::of(name) {
+        Some(name) => match draft_model::Kind::of(name, args.enable_multi_layer_eagle)? {
             Some(kind) => {
                 refuse_ngram(args, name)?;
                 if kind != draft_model::Kind::Dflash {
@@ -72,6 +76,7 @@ fn refuse_draft_model(args: &SpecArgs) -> Result<()> {
 /// A speculative setting without an algorithm has no effect, so its author means something else.
 fn refuse_orphans(args: &SpecArgs) -> Result<()> {
     let shape = [
+        ("--enable-multi-layer-eagle", args.enable_multi_layer_eagle),
         ("--speculative-num-steps", args.speculative_num_steps.is_some()),
         ("--speculative-eagle-topk", args.speculative_eagle_topk.is_some()),
         ("--speculative-num-draft-tokens", args.speculative_num_draft_tokens.is_some()),

@@ -169,6 +169,15 @@ fn nextn_is_eagle_with_the_models_own_layer() {
     assert_eq!(config.server_args["speculative_algorithm"], "EAGLE");
     assert_eq!(config.server_args["speculative_draft_model_path"], dir.path().to_str().unwrap());
 
+    // A layer per step is a variant of it, and has one branch.
+    let flags = "--speculative-algorithm nextn --enable-multi-layer-eagle";
+    let Resolved { config, .. } = resolve_in(dir.path(), flags).unwrap();
+    assert_eq!(config.server_args["speculative_algorithm"], "EAGLE");
+    assert_eq!(config.server_args["enable_multi_layer_eagle"], true);
+    let spec = config.spec.unwrap();
+    assert!(matches!(spec.algorithm, SpecAlgorithm::MultiLayerEagle(_)));
+    assert_eq!((spec.num_steps, spec.eagle_topk, spec.num_draft_tokens), (3, 1, 4));
+
     let other = folder();
     let path = other.path().display();
     let flags = format!("--speculative-algorithm NEXTN --speculative-draft-model-path {path}");
@@ -338,6 +347,14 @@ fn impossible_combinations_are_refused_with_the_relation() {
         ("--speculative-num-draft-tokens 4", "--speculative-num-draft-tokens needs --speculative-algorithm"),
         ("--speculative-algorithm DFLASH", "needs --speculative-draft-model-path"),
         ("--speculative-algorithm UNO", "UNO is not planned"),
+        ("--enable-multi-layer-eagle", "--enable-multi-layer-eagle needs --speculative-algorithm"),
+        ("--speculative-algorithm NGRAM --enable-multi-layer-eagle", "EAGLE or NEXTN, not NGRAM"),
+        ("--speculative-algorithm EAGLE3 --enable-multi-layer-eagle", "EAGLE or NEXTN, not EAGLE3"),
+        (
+            "--speculative-algorithm NEXTN --enable-multi-layer-eagle --speculative-num-steps 2 \
+             --speculative-eagle-topk 2 --speculative-num-draft-tokens 4",
+            "--speculative-eagle-topk 2 must be 1 with --enable-multi-layer-eagle",
+        ),
         ("--speculative-algorithm NGRAM --speculative-dflash-block-size 8", "has no effect with NGRAM"),
         ("--speculative-dflash-fixed-block", "needs --speculative-algorithm DFLASH"),
         ("--speculative-algorithm EAGLE3", "needs --speculative-draft-model-path"),

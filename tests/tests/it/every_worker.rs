@@ -2,8 +2,8 @@
 //! by side share their servers.
 
 use crate::workers::{
-    DFLASH, DFLASH_FIXED, EAGLE, EAGLE_TREE, EAGLE3, EAGLE3_TREE, NEXTN, NEXTN_TREE, NGRAM, STANDALONE,
-    STANDALONE_TREE,
+    DFLASH, DFLASH_FIXED, EAGLE, EAGLE_TREE, EAGLE3, EAGLE3_TREE, MULTI_LAYER, MULTI_LAYER_PAGED, NEXTN,
+    NEXTN_TREE, NGRAM, STANDALONE, STANDALONE_TREE,
 };
 use crate::{ends, lossless, numbers, opt_out, pool};
 
@@ -52,6 +52,8 @@ every_worker! {
     eagle_tree = EAGLE_TREE;
     eagle3 = EAGLE3;
     eagle3_tree = EAGLE3_TREE;
+    multi_layer = MULTI_LAYER;
+    multi_layer_paged = MULTI_LAYER_PAGED;
     nextn = NEXTN;
     nextn_tree = NEXTN_TREE;
     ngram = NGRAM;

@@ -6,7 +6,8 @@ use tests::Server;
 
 use crate::support::{check_identities, number, output_ids, spec_counters};
 use crate::workers::{
-    DFLASH, DFLASH_FIXED, EAGLE, EAGLE_TREE, EAGLE3, EAGLE3_TREE, NEXTN, STANDALONE, Worker, ask, ids, with,
+    DFLASH, DFLASH_FIXED, EAGLE, EAGLE_TREE, EAGLE3, EAGLE3_TREE, MULTI_LAYER, NEXTN, STANDALONE, Worker,
+    ask, ids, with,
 };
 
 /// One reference run: a prompt, what the target says to it, and the drafts' fate step by step.
@@ -219,6 +220,12 @@ fn eagle3_counts_as_the_reference() {
 fn nextn_counts_as_the_reference() {
     check_chains(NEXTN);
     check_depth(NEXTN, 3);
+}
+
+#[test]
+fn multi_layer_eagle_counts_as_the_reference() {
+    check_chains(MULTI_LAYER);
+    check_depth(MULTI_LAYER, 2);
 }
 
 /// Whole blocks are cut by the limit alone, so every limit is known.

@@ -47,6 +47,10 @@ pub(crate) const STANDALONE: Worker = chain("STANDALONE", "llama-tiny", "standal
 /// With a layer of the target's own checkpoint.
 pub(crate) const NEXTN: Worker =
     Worker { algorithm: "NEXTN", target: "mtp-tiny", draft: None, steps: 4, width: 5, ..EAGLE };
+/// With one such layer per step.
+pub(crate) const MULTI_LAYER: Worker =
+    Worker { steps: 3, width: 4, flags: &["--enable-multi-layer-eagle"], ..NEXTN };
+pub(crate) const MULTI_LAYER_PAGED: Worker = Worker { steps: 2, width: 3, page_size: "16", ..MULTI_LAYER };
 pub(crate) const NGRAM: Worker = Worker {
     algorithm: "NGRAM",
     target: "llama-tiny",
@@ -169,7 +173,9 @@ impl Worker {
         let text = std::fs::read_to_string(fixtures().join(case).join("golden.json")).unwrap();
         let golden = serde_json::from_str(&text).unwrap();
         match case {
-            _ if case == NEXTN.target => one_layer_runs(golden),
+            _ if case == NEXTN.target => {
+                layer_runs(golden, if self.flags.is_empty() { "ar1" } else { "nonchain3" })
+            }
             _ if self.is_dflash() => fixed_block_runs(golden, self.flags.is_empty()),
             _ => golden,
         }
@@ -181,9 +187,10 @@ impl Worker {
     }
 }
 
-/// The runs of one layer that drafts again and again, put where other references have theirs: with the prompts.
-fn one_layer_runs(mut golden: Value) -> Value {
-    let modes = golden["variants"]["mimo7b"]["modes"]["ar1"].take();
+/// The runs of one layer that drafts again and again, or of one per step, put where other references have theirs: with
+/// the prompts.
+fn layer_runs(mut golden: Value, mode: &str) -> Value {
+    let modes = golden["variants"]["mimo7b"]["modes"][mode].take();
     for prompt in golden["prompts"].as_array_mut().unwrap() {
         let of_prompt = modes.as_array().unwrap().iter().find(|mode| mode["prompt_len"] == prompt["len"]);
         prompt["runs"] = of_prompt.unwrap()["runs"].clone();

@@ -13,10 +13,11 @@ use crate::engine::models::draft::{DraftSpec, Head};
 use crate::engine::models::draft_config::{DraftFiles, HeadKind};
 use crate::engine::models::eagle_head::EagleSpec;
 use crate::engine::models::eagle3_head::Eagle3Spec;
-use crate::engine::models::mtp_head::MtpSpec;
+use crate::engine::models::mtp_head::{MtpLayers, MtpSpec};
 use crate::engine::models::token_map;
 use crate::engine::spec::dflash::{BlockShape, DflashPlan};
 use crate::engine::spec::draft_model::{DraftShape, ModelPlan};
+use crate::engine::spec::multi_layer::MultiLayerPlan;
 use crate::engine::spec::ngram::NgramDrafter;
 use crate::engine::spec::plan::{BoxedDrafter, WorkerPlan};
 use crate::engine::spec::standalone::StandaloneSpec;
@@ -45,6 +46,7 @@ impl DraftPlan {
             SpecAlgorithm::Eagle(draft) => eagle(config, draft, shape),
             SpecAlgorithm::Eagle3(draft) => eagle3(config, draft, shape),
             SpecAlgorithm::Standalone(draft) => standalone(config, &draft.weights, shape),
+            SpecAlgorithm::MultiLayerEagle(draft) => multi_layer(config, draft, shape),
             SpecAlgorithm::Dflash(draft) => dflash(config, draft, shape),
         };
         Ok(Self { worker: worker.map_err(naming_the_flag)? })
@@ -109,6 +111,37 @@ fn eagle(
     }
     let spec = EagleSpec::read(&files, &target, hot.as_deref())?;
     ahead(Head { spec, files }, shape)
+}
+
+/// A checkpoint's multi-token-prediction layers, each for one step.
+fn multi_layer(
+    config: &ServeConfig,
+    draft: &DraftModelConfig,
+    shape: DraftShape,
+) -> Result<Box<dyn WorkerPlan>, EngineError> {
+    if shape.topk != 1 {
+        return Err(EngineError::Load {
+            what: "--speculative-eagle-topk".into(),
+            reason: format!(
+                "must be 1 with --enable-multi-layer-eagle, which drafts chains, not {}",
+                shape.topk
+            ),
+        });
+    }
+    check_shape(shape)?;
+    if draft.weights == config.model.weights && !matches!(draft.weights, Weights::Safetensors(_)) {
+        return Err(no_mtp_layer());
+    }
+    let files = DraftFiles::open(head_folder(&draft.weights)?)?;
+    let target = model::shape_of(&config.model.weights)?;
+    let hot = hot_tokens(draft, &target, shape.topk)?;
+    let layers = MtpLayers::find(files, &target, hot.as_deref(), shape.steps)?;
+    tracing::info!(
+        family = layers.family(),
+        layers = layers.count(),
+        "drafting with the checkpoint's multi-token-prediction layers"
+    );
+    Ok(Box::new(MultiLayerPlan { layers, rows: shape.rows }))
 }
 
 fn eagle3(

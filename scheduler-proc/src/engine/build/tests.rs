@@ -24,7 +24,7 @@ use crate::batch::{Batch, BatchRow, DraftLimit, EngineSlot, RowKind, RowOutput, 
 use crate::cache::{Lease, PrefixCache};
 use crate::engine::DraftStatus;
 use crate::engine::model::tests::{config, fixtures};
-use crate::engine::models::tests::nextn_checkpoint;
+use crate::engine::models::tests::mtp_checkpoint;
 use crate::engine::spec::tree::DraftTree;
 use crate::engine::spec::{Commit, DraftDraw, DraftInput, Drafter};
 
@@ -38,6 +38,8 @@ struct Pair {
     algorithm: Algorithm,
     /// Folder of the reference runs.
     golden: &'static str,
+    /// Two that it can draft in: chains, and trees where there are any.
+    shapes: [Shape; 2],
 }
 
 const EAGLE: Pair = Pair {
@@ -45,6 +47,7 @@ const EAGLE: Pair = Pair {
     draft: "eagle1-tiny/draft",
     algorithm: SpecAlgorithm::Eagle,
     golden: "eagle1-tiny",
+    shapes: CHAIN_AND_TREE,
 };
 const EAGLE_BARE: Pair = Pair { draft: "eagle1-tiny/draft_nobias_noembed", ..EAGLE };
 const EAGLE3: Pair = Pair {
@@ -52,12 +55,14 @@ const EAGLE3: Pair = Pair {
     draft: "eagle3-tiny/draft",
     algorithm: SpecAlgorithm::Eagle3,
     golden: "eagle3-tiny",
+    shapes: CHAIN_AND_TREE,
 };
 const STANDALONE: Pair = Pair {
     target: "llama-tiny",
     draft: "standalone-tiny/draft",
     algorithm: SpecAlgorithm::Standalone,
     golden: "standalone-tiny",
+    shapes: CHAIN_AND_TREE,
 };
 /// With the layer that the target brings along, in MiMo's layout.
 const NEXTN: Pair = Pair {
@@ -65,7 +70,11 @@ const NEXTN: Pair = Pair {
     draft: "mtp-tiny/target",
     algorithm: SpecAlgorithm::Eagle,
     golden: "mtp-tiny",
+    shapes: CHAIN_AND_TREE,
 };
+/// With a layer per step, in MiMo's layout: all of them fed by the target.
+const MULTI_LAYER: Pair =
+    Pair { algorithm: SpecAlgorithm::MultiLayerEagle, shapes: [chain(3), chain(2)], ..NEXTN };
 
 /// A block is no longer than what the request may still draft.
 const DFLASH: Pair = Pair {
@@ -73,17 +82,18 @@ const DFLASH: Pair = Pair {
     draft: "dflash-tiny/draft",
     algorithm: |model| SpecAlgorithm::Dflash(DflashConfig { model, fixed_block: false }),
     golden: "dflash-tiny",
+    shapes: [chain(7), chain(4)],
 };
 const DFLASH_FIXED: Pair =
     Pair { algorithm: |model| SpecAlgorithm::Dflash(DflashConfig { model, fixed_block: true }), ..DFLASH };
 
-/// The same target in NextN's layout, in a folder that the caller keeps.
-fn nextn_layout() -> (tempfile::TempDir, Pair) {
+/// The same target with its layers in another layout, in a folder that the caller keeps.
+fn in_layout(layout: &str, pair: Pair) -> (tempfile::TempDir, Pair) {
     let dir = tempfile::tempdir().unwrap();
     let target = dir.path().join("target");
-    nextn_checkpoint(&target);
+    mtp_checkpoint(&target, layout);
     let name = |path: &std::path::Path| -> &'static str { path.display().to_string().leak() };
-    let pair = Pair { target: name(dir.path()), draft: name(&target), ..NEXTN };
+    let pair = Pair { target: name(dir.path()), draft: name(&target), ..pair };
     (dir, pair)
 }
 
@@ -94,13 +104,7 @@ const fn chain(steps: u32) -> Shape {
     (steps, 1, steps + 1)
 }
 
-/// Two shapes that a pair can draft in: chains, and trees where there are any.
-fn shapes(pair: Pair) -> [Shape; 2] {
-    match pair.golden {
-        "dflash-tiny" => [chain(7), chain(4)],
-        _ => [chain(4), (4, 4, 13)],
-    }
-}
+const CHAIN_AND_TREE: [Shape; 2] = [chain(4), (4, 4, 13)];
 
 fn serve_config(pair: Pair, shape: Option<Shape>) -> ServeConfig {
     let weights = |case: &str| Weights::Safetensors(fixtures().join(case));

@@ -4,7 +4,7 @@
 use proto::TokenId;
 
 use super::draft::values;
-use super::draft_block::BlockSpec;
+use super::draft_block::{BlockSpec, MLP_NORM};
 use super::draft_config::{DflashKeys, DraftFiles, HeadKind};
 use super::eagle_head::check_target;
 use super::qwen2::upper_windows;
@@ -179,6 +179,7 @@ fn layers(shape: &HfConfig, is_causal: Option<bool>) -> Result<Vec<DflashLayerSp
             input: shape.hidden_size,
             biased: biased.clone(),
             qk_norm: true,
+            mlp_norm: MLP_NORM,
         },
         sight: Sight { window, causal: is_causal.unwrap_or(window.is_some()) },
     };

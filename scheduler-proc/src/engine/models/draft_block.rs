@@ -24,7 +24,7 @@ const FUSED: [&[&str]; 4] = [
     &["mlp.gate_proj", "mlp.up_proj"],
     &["mlp.down_proj"],
 ];
-const MLP_NORM: &str = "post_attention_layernorm.weight";
+pub const MLP_NORM: &str = "post_attention_layernorm.weight";
 const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
 
 /// Shape of a head's layer.
@@ -39,6 +39,8 @@ pub struct BlockSpec {
     pub biased: Vec<&'static str>,
     /// A norm over each head of queries and keys, before rotation.
     pub qk_norm: bool,
+    /// What the norm before the MLP is called.
+    pub mlp_norm: &'static str,
 }
 
 /// Attention and MLP of one layer, with their additions to the residual stream.
@@ -75,6 +77,7 @@ impl BlockSpec {
             input,
             biased: biased.copied().collect(),
             qk_norm: HEAD_NORMS.into_iter().any(has),
+            mlp_norm: MLP_NORM,
         }
     }
 
@@ -84,7 +87,7 @@ impl BlockSpec {
 
     /// Without biases, as new heads are.
     pub fn plain(shape: HfConfig, input: usize) -> Self {
-        Self { shape, prefix: PREFIX.into(), input, biased: Vec::new(), qk_norm: false }
+        Self { shape, prefix: PREFIX.into(), input, biased: Vec::new(), qk_norm: false, mlp_norm: MLP_NORM }
     }
 
     /// The angles of `positions` positions, which layers of one shape share.
@@ -107,7 +110,7 @@ impl BlockSpec {
         let mut add = |name: &str, shape: &[usize]| {
             all.push(Parameter { name: self.name(name), shape: shape.to_vec() });
         };
-        add(MLP_NORM, &[self.shape.hidden_size]);
+        add(self.mlp_norm, &[self.shape.hidden_size]);
         for norm in HEAD_NORMS.into_iter().filter(|_| self.qk_norm) {
             add(norm, &[self.shape.head_dim]);
         }
@@ -188,7 +191,7 @@ impl DraftBlock {
             inputs: inputs(&parts[0..3])?,
             rotation: HeadRotation { norms, tables: Rc::clone(tables) },
             output: Linear::fused(&parts[3..4])?,
-            mlp_norm: norm(MLP_NORM)?,
+            mlp_norm: norm(spec.mlp_norm)?,
             mlp: GatedMlp { gate_up: Linear::fused(&parts[4..6])?, down: Linear::fused(&parts[6..7])? },
             kv: KvPool::new(spec.kv_shape(), slots, loader.kind(), loader.device())?,
             attention: attention_for(loader.device()),

@@ -5,7 +5,7 @@ mod dflash;
 mod eagle3;
 mod mtp;
 
-pub(in crate::engine) use mtp::nextn_checkpoint;
+pub(in crate::engine) use mtp::mtp_checkpoint;
 
 use std::collections::BTreeMap;
 use std::path::Path;

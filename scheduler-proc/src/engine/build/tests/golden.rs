@@ -256,8 +256,28 @@ fn nextn_chains_are_the_references() {
 fn the_first_drafts_in_nextns_own_layout_are_the_references() {
     let prompts = layout_prompts(NEXTN, "nextn", "chain3", 1);
     assert_eq!(prompts.iter().map(|prompt| prompt.runs.len()).sum::<usize>(), 4);
-    let (_dir, pair) = nextn_layout();
+    let (_dir, pair) = in_layout("nextn", NEXTN);
     check_runs(pair, &prompts);
+}
+
+fn check_multi_layer(pair: Pair, layout: &str, mode: &str) {
+    let prompts = layout_prompts(pair, layout, mode, 3);
+    assert_eq!(prompts.iter().map(|prompt| prompt.runs.len()).sum::<usize>(), 4 * 3);
+    check_runs(pair, &prompts);
+}
+
+/// Every layer on the target's own states, with two sides of its last norm.
+#[test]
+fn layers_that_the_target_feeds_draft_as_the_references() {
+    check_multi_layer(MULTI_LAYER, "mimo7b", "nonchain3");
+    let (_dir, pair) = in_layout("mimo_v2", MULTI_LAYER);
+    check_multi_layer(pair, "mimo_v2", "nonchain3");
+}
+
+#[test]
+fn chained_layers_draft_as_the_references() {
+    let (_dir, pair) = in_layout("nextn", MULTI_LAYER);
+    check_multi_layer(pair, "nextn", "chain3");
 }
 
 #[test]

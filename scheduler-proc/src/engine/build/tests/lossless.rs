@@ -64,7 +64,7 @@ fn check(pair: Pair) {
         let asks = mixed(pair, temperature);
         let mut accepted = 0;
         let (plain, _) = ids(&mut Rig::new(pair, None, PLAIN), &asks, false);
-        for shape in shapes(pair) {
+        for shape in pair.shapes {
             for (page, radix, chunk) in [
                 (1, true, 512),
                 (16, true, 512),
@@ -121,11 +121,23 @@ fn dflash_leaves_the_answer_alone() {
 }
 
 #[test]
+fn multi_layer_eagle_leaves_the_answer_alone() {
+    check(MULTI_LAYER);
+}
+
+#[test]
+fn chained_layers_leave_the_answer_alone() {
+    let (_dir, chained) = in_layout("nextn", MULTI_LAYER);
+    check(chained);
+}
+
+#[test]
 fn every_length_from_one_token_on() {
-    let (_dir, other_layout) = nextn_layout();
-    for pair in [EAGLE, EAGLE3, STANDALONE, NEXTN, other_layout, DFLASH, DFLASH_FIXED] {
+    let (_dir, other_layout) = in_layout("nextn", NEXTN);
+    let (_other, chained) = in_layout("nextn", MULTI_LAYER);
+    for pair in [EAGLE, EAGLE3, STANDALONE, NEXTN, other_layout, DFLASH, DFLASH_FIXED, MULTI_LAYER, chained] {
         let mut plain = Rig::new(pair, None, PLAIN);
-        for shape in shapes(pair) {
+        for shape in pair.shapes {
             let mut rig = Rig::new(pair, Some(shape), PLAIN);
             for max_new in 1..=7 {
                 let ask = greedy(&prompt(pair), max_new);

@@ -26,6 +26,8 @@ fn wrong_pairs_are_refused_with_the_right_flag() {
     check(Pair { algorithm: SpecAlgorithm::Standalone, ..EAGLE3 }, "--speculative-algorithm EAGLE3");
     check(Pair { algorithm: SpecAlgorithm::Eagle3, ..NEXTN }, "--speculative-algorithm NEXTN");
     check(Pair { target: "llama-tiny", ..NEXTN }, "hidden size 48");
+    check(Pair { algorithm: MULTI_LAYER.algorithm, ..EAGLE }, "no multi-token-prediction layers");
+    check(Pair { target: "llama-tiny", ..MULTI_LAYER }, "hidden size 48");
     for algorithm in [SpecAlgorithm::Eagle, SpecAlgorithm::Eagle3, SpecAlgorithm::Standalone] {
         check(Pair { algorithm, ..DFLASH }, "--speculative-algorithm DFLASH");
     }
@@ -42,6 +44,16 @@ fn a_tree_must_hold_its_width_and_no_more_than_it_tries() {
     for shape in [(3, 4, 4), (1, 4, 6), (0, 1, 2), (2, 1, 4), (3, 1, 1)] {
         let error = refusal(EAGLE, shape);
         assert!(error.contains("--speculative-eagle-topk"), "{shape:?}: {error}");
+    }
+}
+
+#[test]
+fn a_step_needs_a_layer_and_layers_have_no_branches() {
+    let error = refusal(MULTI_LAYER, chain(4));
+    assert!(error.contains("has 3 multi-token") && error.contains("--speculative-num-steps 3"), "{error}");
+    let error = refusal(MULTI_LAYER, (3, 2, 6));
+    for part in ["--speculative-eagle-topk", "--enable-multi-layer-eagle"] {
+        assert!(error.contains(part), "{error}");
     }
 }
 
