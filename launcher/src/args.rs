@@ -118,10 +118,13 @@ pub struct ScheduleArgs {
 
 #[derive(Debug, Clone, ClapArgs)]
 pub struct SpecArgs {
-    /// Algorithm: EAGLE, EAGLE3, NEXTN, STANDALONE or NGRAM; plain decoding without
+    /// Algorithm: DFLASH, EAGLE, EAGLE3, NEXTN, STANDALONE or NGRAM; plain decoding without
     #[arg(long, value_name = "NAME")]
     pub speculative_algorithm: Option<String>,
-    /// Draft model: a head's folder for EAGLE and EAGLE3, a smaller model's folder or .gguf file for STANDALONE; NEXTN
+    /// One multi-token-prediction layer per draft step, with EAGLE or NEXTN and a model or draft model that has several
+    #[arg(long)]
+    pub enable_multi_layer_eagle: bool,
+    /// Draft model: its folder for DFLASH, a head's for EAGLE and EAGLE3, a smaller model's folder or .gguf file for STANDALONE; NEXTN
     /// takes the model's own layer without
     #[arg(long, visible_alias = "speculative-draft-model", value_name = "PATH")]
     pub speculative_draft_model_path: Option<PathBuf>,
@@ -131,13 +134,13 @@ pub struct SpecArgs {
     /// The only tokens an EAGLE head drafts: a .pt, .safetensors or .json file with one list of ids [default: all]
     #[arg(long, value_name = "PATH")]
     pub speculative_token_map: Option<PathBuf>,
-    /// Depth of a draft [default: Llama with EAGLE or EAGLE3 5, other draft models 3, NGRAM num-draft-tokens / eagle-topk]
+    /// Depth of a draft [default: Llama with EAGLE or EAGLE3 5, other draft models and several layers 3, NGRAM num-draft-tokens / eagle-topk]
     #[arg(long, value_name = "N")]
     pub speculative_num_steps: Option<u32>,
     /// Branches of a draft tree [default: Llama with EAGLE or EAGLE3 4, other draft models 1, NGRAM max-bfs-breadth]
     #[arg(long, value_name = "N")]
     pub speculative_eagle_topk: Option<u32>,
-    /// Tokens verified per step, the last committed one included [default: Llama with EAGLE or EAGLE3 8, other draft models 4, NGRAM 12]
+    /// Tokens verified per step, the last committed one included [default: Llama with EAGLE or EAGLE3 8, other draft models 4, NGRAM 12, DFLASH its block]
     #[arg(long, value_name = "N")]
     pub speculative_num_draft_tokens: Option<u32>,
     /// Let the depth of drafts follow acceptance, load and measured step times
@@ -155,6 +158,12 @@ pub struct SpecArgs {
     /// Accept a sampled draft with its probability over this; below 1 the output leans towards the draft
     #[arg(long, default_value_t = 1.0, value_name = "P")]
     pub speculative_accept_threshold_acc: f64,
+    /// Tokens of a DFLASH block, the last committed one included [default: what the draft model was made for, else 16]
+    #[arg(long, value_name = "N")]
+    pub speculative_dflash_block_size: Option<u32>,
+    /// Denoise whole DFLASH blocks also where a request may draft less, as SGLang does
+    #[arg(long)]
+    pub speculative_dflash_fixed_block: bool,
     /// Continuations followed after the longest n-gram match [default: 1]
     #[arg(long, value_name = "N")]
     pub speculative_ngram_min_bfs_breadth: Option<u32>,

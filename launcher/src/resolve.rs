@@ -3,6 +3,7 @@
 
 mod acceptance;
 mod adaptive;
+mod dflash;
 mod draft_model;
 mod machine;
 mod model;

@@ -95,7 +95,6 @@ const FLAGS: &[(&str, &str)] = &[
         "drafts are verified one by one; for SGLang's ratio test use --speculative-use-rejection-sampling",
     ),
     ("--speculative-attention-mode", ONE_BACKEND),
-    ("--speculative-dflash-*", LATER),
     ("--speculative-dspark-*", "DSPARK is not planned; NGRAM needs no draft model"),
     (
         "--speculative-ngram-external-*",
@@ -109,7 +108,6 @@ const FLAGS: &[(&str, &str)] = &[
         "--speculative-ngram-max-match-window-size",
         "SGLang removed it; use --speculative-ngram-max-trie-depth",
     ),
-    ("--enable-multi-layer-eagle", LATER),
 ];
 
 const ONE_DEVICE: &str = "the model runs on one device, chosen with --device";
@@ -118,8 +116,6 @@ const ONE_BACKEND: &str = "each --device has one backend; leave it out";
 const GRAMMAR: &str = "constrained output is not served yet";
 const NO_GRAPHS: &str = "steps run without graphs or compilation; leave it out";
 const LORA: &str = "adapters are not served; merge them into the model's weights";
-const LATER: &str =
-    "the algorithm comes with a later release; see --speculative-algorithm for those that are here";
 
 /// Finds the first argument that names such a flag, and says what to do instead.
 pub(crate) fn refusal<S: AsRef<str>>(argv: impl IntoIterator<Item = S>) -> Option<String> {
@@ -133,7 +129,6 @@ pub(crate) fn refusal<S: AsRef<str>>(argv: impl IntoIterator<Item = S>) -> Optio
 /// What to say of an algorithm that SGLang has and this server has not.
 pub(crate) fn algorithm_hint(name: &str) -> Option<&'static str> {
     match name {
-        "DFLASH" => Some("comes with a later release"),
         "DSPARK" | "UNO" | "FROZEN_KV_MTP" => Some("is not planned"),
         _ => None,
     }

@@ -173,10 +173,22 @@ pub enum SpecAlgorithm {
     Ngram(NgramConfig),
     /// EAGLE-1 and -2: a one-layer head on the target's final hidden states.
     Eagle(DraftModelConfig),
+    /// The target's multi-token-prediction layers, each for one step.
+    MultiLayerEagle(DraftModelConfig),
     /// A one-layer head on hidden states captured inside the target.
     Eagle3(DraftModelConfig),
     /// A whole smaller model with the same vocabulary.
     Standalone(DraftModelConfig),
+    /// A model that denoises a block of mask tokens in one pass.
+    Dflash(DflashConfig),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DflashConfig {
+    pub model: DraftModelConfig,
+    /// A block is denoised whole also where a request may draft less.
+    #[serde(default)]
+    pub fixed_block: bool,
 }
 
 /// The model that drafts.
@@ -195,7 +207,11 @@ impl SpecAlgorithm {
     pub const fn draft_model(&self) -> Option<&DraftModelConfig> {
         match self {
             Self::Ngram(_) => None,
-            Self::Eagle(draft) | Self::Eagle3(draft) | Self::Standalone(draft) => Some(draft),
+            Self::Eagle(draft)
+            | Self::MultiLayerEagle(draft)
+            | Self::Eagle3(draft)
+            | Self::Standalone(draft) => Some(draft),
+            Self::Dflash(dflash) => Some(&dflash.model),
         }
     }
 
@@ -203,9 +219,10 @@ impl SpecAlgorithm {
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Ngram(_) => "NGRAM",
-            Self::Eagle(_) => "EAGLE",
+            Self::Eagle(_) | Self::MultiLayerEagle(_) => "EAGLE",
             Self::Eagle3(_) => "EAGLE3",
             Self::Standalone(_) => "STANDALONE",
+            Self::Dflash(_) => "DFLASH",
         }
     }
 }

@@ -34,7 +34,7 @@ pub mod wire;
 pub use acceptance::SpecCounters;
 pub use adaptive::{AdaptiveConfig, AdaptiveSlot, DraftTier};
 pub use config::{
-    AcceptanceRule, ConfigError, DeviceKind, DraftModelConfig, Dtype, ModelConfig, NgramConfig,
+    AcceptanceRule, ConfigError, DeviceKind, DflashConfig, DraftModelConfig, Dtype, ModelConfig, NgramConfig,
     NgramMatchType, ScheduleConfig, SchedulePolicy, ServeConfig, ServerConfig, SpecAlgorithm, SpecConfig,
     Weights,
 };

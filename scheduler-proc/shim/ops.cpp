@@ -193,7 +193,8 @@ struct dh_rotation {
   float eps;
 };
 
-// qkv: [rows, (q_heads + 2 kv_heads) * head_dim]. Returns the rotated q; k and v go to their slots.
+// qkv: [rows, (q_heads + 2 kv_heads) * head_dim]; rows that ask nothing have no q. Returns the rotated q; k and v go to
+// their slots.
 at::Tensor* dh_rotate_store(const at::Tensor* qkv, const at::Tensor* k, const at::Tensor* v,
                             const dh_rotation* rotation, const uint32_t* positions, const uint32_t* slots) {
   at::Tensor* result = nullptr;
@@ -202,7 +203,7 @@ at::Tensor* dh_rotate_store(const at::Tensor* qkv, const at::Tensor* k, const at
     dh::check(*v, *k, "v");
     int64_t rows = qkv->size(0), kv_heads = k->size(0), head_dim = k->size(2);
     int64_t q_heads = qkv->size(1) / head_dim - 2 * kv_heads;
-    TORCH_CHECK(q_heads > 0 && (q_heads + 2 * kv_heads) * head_dim == qkv->size(1), "qkv has a wrong width");
+    TORCH_CHECK(q_heads >= 0 && (q_heads + 2 * kv_heads) * head_dim == qkv->size(1), "qkv has a wrong width");
     at::Tensor q = at::empty({rows, q_heads, head_dim}, qkv->options());
     auto weight = [&](const at::Tensor* norm) -> const void* {
       if (!norm) return nullptr;

@@ -1,7 +1,8 @@
 //! Speed of the default model through HTTP, plain and with every draft it has, as ratios taken side by side.
 //!
-//! All servers run at once and are measured in turns, so that a noisy moment hits all; an idle server costs nothing. The floor of a decode step is the bytes it must read (weights once, keys and values once per request)
-//! over the memory's bandwidth, measured here with the same number of threads.
+//! All servers run at once and are measured in turns, so that a noisy moment hits all; an idle server costs nothing.
+//! The floor of a decode step is the bytes it must read (weights once, keys and values once per request) over the
+//! memory's bandwidth, measured here with the same number of threads.
 
 mod bandwidth;
 mod load;

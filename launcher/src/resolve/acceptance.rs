@@ -25,7 +25,10 @@ pub(super) fn resolve(args: &SpecArgs, config: &SpecConfig) -> Result<Acceptance
         "--speculative-use-rejection-sampling and thresholds below 1 are two rules for one question: leave \
          --speculative-accept-threshold-single and --speculative-accept-threshold-acc out"
     );
-    if !matches!(config.algorithm, SpecAlgorithm::Eagle(_) | SpecAlgorithm::Eagle3(_)) {
+    if !matches!(
+        config.algorithm,
+        SpecAlgorithm::Eagle(_) | SpecAlgorithm::MultiLayerEagle(_) | SpecAlgorithm::Eagle3(_)
+    ) {
         bail!(
             "--speculative-use-rejection-sampling needs --speculative-algorithm EAGLE or EAGLE3 and has no effect \
              with {}; thresholds are for all algorithms",

@@ -3,8 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use proto::{AcceptanceRule, DraftModelConfig, ModelConfig, SpecAlgorithm, SpecConfig, Weights};
+use proto::{
+    AcceptanceRule, DflashConfig, DraftModelConfig, ModelConfig, SpecAlgorithm, SpecConfig, Weights,
+};
 
+use super::dflash;
 use super::model::ModelFiles;
 use super::same_tokens;
 use super::spec::MAX_DRAFT_TOKENS;
@@ -17,31 +20,53 @@ pub(super) enum Kind {
     Eagle3,
     /// EAGLE with the target's own multi-token-prediction layer, or the one of the draft model that is named.
     Nextn,
+    /// EAGLE with such a layer per step.
+    MultiLayer,
     Standalone,
+    /// A model that denoises blocks.
+    Dflash,
 }
 
 /// Depth, branches and width of a draft tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Shape {
-    steps: u32,
-    topk: u32,
-    width: u32,
+pub(super) struct Shape {
+    pub(super) steps: u32,
+    pub(super) topk: u32,
+    pub(super) width: u32,
 }
 
 impl Kind {
-    pub(super) fn of(name: &str) -> Option<Self> {
+    /// What a name means beside `--enable-multi-layer-eagle`, as in SGLang a variant of EAGLE.
+    pub(super) fn of(name: &str, multi_layer: bool) -> Result<Option<Self>> {
+        match Self::named(name) {
+            kind if !multi_layer => Ok(kind),
+            Some(Self::Eagle | Self::Nextn) => Ok(Some(Self::MultiLayer)),
+            _ => bail!(
+                "--enable-multi-layer-eagle needs --speculative-algorithm EAGLE or NEXTN, not {name}: it drafts with \
+                 several multi-token-prediction layers"
+            ),
+        }
+    }
+
+    fn named(name: &str) -> Option<Self> {
         match name {
             "EAGLE" => Some(Self::Eagle),
             "EAGLE3" => Some(Self::Eagle3),
             "NEXTN" => Some(Self::Nextn),
             "STANDALONE" => Some(Self::Standalone),
+            "DFLASH" => Some(Self::Dflash),
             _ => None,
         }
     }
 
-    fn algorithm(self, draft: DraftModelConfig) -> SpecAlgorithm {
+    fn algorithm(self, draft: DraftModelConfig, args: &SpecArgs) -> SpecAlgorithm {
         match self {
+            Self::Dflash => {
+                let fixed_block = args.speculative_dflash_fixed_block;
+                SpecAlgorithm::Dflash(DflashConfig { model: draft, fixed_block })
+            }
             Self::Eagle | Self::Nextn => SpecAlgorithm::Eagle(draft),
+            Self::MultiLayer => SpecAlgorithm::MultiLayerEagle(draft),
             Self::Eagle3 => SpecAlgorithm::Eagle3(draft),
             Self::Standalone => SpecAlgorithm::Standalone(draft),
         }
@@ -64,9 +89,17 @@ pub(super) fn resolve(
     model: &ModelConfig,
 ) -> Result<(SpecConfig, Option<String>)> {
     let draft = draft(kind, args, model)?;
-    let (shape, note) = shape(args, kind.defaults(&model.architectures))?;
+    let (shape, note) = match kind {
+        Kind::Dflash => dflash::shape(args, &draft.weights)?,
+        _ => shape(args, kind.defaults(&model.architectures))?,
+    };
+    ensure!(
+        kind != Kind::MultiLayer || shape.topk == 1,
+        "--speculative-eagle-topk {} must be 1 with --enable-multi-layer-eagle, which drafts chains",
+        shape.topk
+    );
     let config = SpecConfig {
-        algorithm: kind.algorithm(draft),
+        algorithm: kind.algorithm(draft, args),
         num_steps: shape.steps,
         eagle_topk: shape.topk,
         num_draft_tokens: shape.width,
@@ -80,7 +113,7 @@ fn draft(kind: Kind, args: &SpecArgs, model: &ModelConfig) -> Result<DraftModelC
     let token_map = token_map(kind, args)?;
     let Some(path) = args.speculative_draft_model_path.as_deref() else {
         ensure!(
-            kind == Kind::Nextn,
+            matches!(kind, Kind::Nextn | Kind::MultiLayer),
             "--speculative-algorithm with a draft model needs --speculative-draft-model-path; NGRAM needs none, nor does \
              NEXTN with a model that brings a multi-token-prediction layer along"
         );
@@ -105,14 +138,15 @@ fn draft(kind: Kind, args: &SpecArgs, model: &ModelConfig) -> Result<DraftModelC
 fn token_map(kind: Kind, args: &SpecArgs) -> Result<Option<PathBuf>> {
     let Some(path) = &args.speculative_token_map else { return Ok(None) };
     match kind {
-        Kind::Eagle | Kind::Nextn => {}
+        Kind::Eagle | Kind::Nextn | Kind::MultiLayer => {}
         Kind::Eagle3 => bail!(
             "--speculative-token-map has no effect with EAGLE3, whose heads bring their own reduced vocabulary (d2t); \
              leave it out"
         ),
-        Kind::Standalone => {
+        Kind::Standalone | Kind::Dflash => {
             bail!(
-                "--speculative-token-map has no effect with STANDALONE, which drafts all tokens; leave it out"
+                "--speculative-token-map has no effect with {}, which drafts all tokens; leave it out",
+                if kind == Kind::Dflash { "DFLASH" } else { "STANDALONE" }
             )
         }
     }

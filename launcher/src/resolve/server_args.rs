@@ -10,14 +10,16 @@ use crate::args::{Args, LoadFormat};
 
 pub(super) fn of(config: &ServeConfig, args: &Args) -> Map<String, Value> {
     let mut all = Map::new();
-    for part in [
+    let parts = [
         model(config),
         server(config),
         schedule(config, args),
         spec(config),
+        variants(config),
         acceptance(config),
         adaptive(config, args),
-    ] {
+    ];
+    for part in parts {
         let Value::Object(part) = part else { continue };
         all.extend(part);
     }
@@ -116,7 +118,14 @@ fn spec(config: &ServeConfig) -> Value {
             "speculative_ngram_max_trie_depth": ngram.max_trie_depth,
             "speculative_ngram_capacity": ngram.capacity,
         }),
-        SpecAlgorithm::Eagle(draft) | SpecAlgorithm::Eagle3(draft) | SpecAlgorithm::Standalone(draft) => {
+        SpecAlgorithm::Dflash(dflash) => json!({
+            "speculative_draft_model_path": dflash.model.path,
+            "speculative_token_map": null,
+        }),
+        SpecAlgorithm::Eagle(draft)
+        | SpecAlgorithm::MultiLayerEagle(draft)
+        | SpecAlgorithm::Eagle3(draft)
+        | SpecAlgorithm::Standalone(draft) => {
             json!({ "speculative_draft_model_path": draft.path, "speculative_token_map": draft.token_map })
         }
     };
@@ -130,6 +139,20 @@ fn adaptive(config: &ServeConfig, args: &Args) -> Value {
     json!({
         "speculative_adaptive": config.spec.as_ref().is_some_and(|spec| spec.adaptive.is_some()),
         "speculative_adaptive_config": args.spec.speculative_adaptive_config,
+    })
+}
+
+/// What only one algorithm has.
+fn variants(config: &ServeConfig) -> Value {
+    let dflash = config.spec.as_ref().and_then(|spec| match &spec.algorithm {
+        SpecAlgorithm::Dflash(dflash) => Some((spec.num_draft_tokens, dflash.fixed_block)),
+        _ => None,
+    });
+    let layers = config.spec.as_ref().map(|spec| &spec.algorithm);
+    json!({
+        "enable_multi_layer_eagle": matches!(layers, Some(SpecAlgorithm::MultiLayerEagle(_))),
+        "speculative_dflash_block_size": dflash.map(|(block, _)| block),
+        "speculative_dflash_fixed_block": dflash.is_some_and(|(_, fixed)| fixed),
     })
 }
 

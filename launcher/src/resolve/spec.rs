@@ -3,7 +3,7 @@
 use anyhow::{Result, bail, ensure};
 use proto::{AcceptanceRule, ModelConfig, NgramConfig, NgramMatchType, SpecAlgorithm, SpecConfig};
 
-use super::{acceptance, adaptive, draft_model};
+use super::{acceptance, adaptive, dflash, draft_model};
 use crate::args::{MatchTypeArg, SpecArgs};
 use crate::unsupported;
 
@@ -11,7 +11,7 @@ use crate::unsupported;
 const MAX_CAPACITY: u64 = 1 << 31;
 /// Width of a verify step that no model gains from; wider is a slip of the finger.
 pub(super) const MAX_DRAFT_TOKENS: u32 = 256;
-const KNOWN: &str = "EAGLE, EAGLE3, NEXTN, STANDALONE and NGRAM are here";
+const KNOWN: &str = "DFLASH, EAGLE, EAGLE3, NEXTN, STANDALONE and NGRAM are here";
 
 /// The algorithm with its settings, and what was changed of what the user asked for.
 pub(super) fn resolve(args: &SpecArgs, model: &ModelConfig) -> Result<(Option<SpecConfig>, Vec<String>)> {
@@ -31,11 +31,19 @@ fn algorithm(args: &SpecArgs, model: &ModelConfig) -> Result<(Option<SpecConfig>
         None | Some("NONE") => refuse_orphans(args).map(|()| (None, None)),
         Some("NGRAM") => {
             refuse_draft_model(args)?;
+            ensure!(
+                !args.enable_multi_layer_eagle,
+                "--enable-multi-layer-eagle needs --speculative-algorithm EAGLE or NEXTN, not NGRAM"
+            );
+            dflash::refuse_flags(args, "NGRAM")?;
             Ok((Some(ngram(args)?), None))
         }
-        Some(name) => match draft_model::Kind::of(name) {
+        Some(name) => match draft_model::Kind::of(name, args.enable_multi_layer_eagle)? {
             Some(kind) => {
                 refuse_ngram(args, name)?;
+                if kind != draft_model::Kind::Dflash {
+                    dflash::refuse_flags(args, name)?;
+                }
                 let (config, note) = draft_model::resolve(kind, args, model)?;
                 Ok((Some(config), note))
             }
@@ -60,8 +68,8 @@ fn refuse_draft_model(args: &SpecArgs) -> Result<()> {
     match draft_model_flags(args).into_iter().find(|(_, given)| *given) {
         None => Ok(()),
         Some((flag, _)) => bail!(
-            "{flag} has no effect with --speculative-algorithm NGRAM, which has no draft model; use EAGLE, EAGLE3, \
-             NEXTN or STANDALONE"
+            "{flag} has no effect with --speculative-algorithm NGRAM, which has no draft model; use DFLASH, \
+             EAGLE, EAGLE3, NEXTN or STANDALONE"
         ),
     }
 }
@@ -69,6 +77,7 @@ fn refuse_draft_model(args: &SpecArgs) -> Result<()> {
 /// A speculative setting without an algorithm has no effect, so its author means something else.
 fn refuse_orphans(args: &SpecArgs) -> Result<()> {
     let shape = [
+        ("--enable-multi-layer-eagle", args.enable_multi_layer_eagle),
         ("--speculative-num-steps", args.speculative_num_steps.is_some()),
         ("--speculative-eagle-topk", args.speculative_eagle_topk.is_some()),
         ("--speculative-num-draft-tokens", args.speculative_num_draft_tokens.is_some()),
@@ -80,9 +89,9 @@ fn refuse_orphans(args: &SpecArgs) -> Result<()> {
     ];
     match draft_model_flags(args).into_iter().chain(shape).find(|(_, given)| *given) {
         Some((flag, _)) => {
-            bail!("{flag} needs --speculative-algorithm (EAGLE, EAGLE3, NEXTN, STANDALONE or NGRAM)")
+            bail!("{flag} needs --speculative-algorithm (DFLASH, EAGLE, EAGLE3, NEXTN, STANDALONE or NGRAM)")
         }
-        None => refuse_ngram(args, "NONE"),
+        None => refuse_ngram(args, "NONE").and_then(|()| dflash::refuse_flags(args, "NONE")),
     }
 }
 

@@ -113,6 +113,50 @@ fn draft_models_have_sglangs_defaults() {
     );
 }
 
+/// A block is as long as a flag says, else as the draft model's config, else as SGLang's default.
+#[test]
+fn dflash_blocks_are_sized_by_flag_or_config() {
+    let dir = folder();
+    let draft = folder();
+    let resolve = |flags: &str| {
+        let path = draft.path().display();
+        resolve_in(
+            dir.path(),
+            &format!("--speculative-algorithm dflash --speculative-draft-model-path {path} {flags}"),
+        )
+    };
+    let check = |flags: &str, block: u32| {
+        let Resolved { config, notes } = resolve(flags).unwrap();
+        let spec = config.spec.unwrap();
+        assert_eq!((spec.num_steps, spec.eagle_topk, spec.num_draft_tokens), (1, 1, block), "{flags}");
+        assert_eq!(config.server_args["speculative_algorithm"], "DFLASH");
+        assert_eq!(config.server_args["speculative_dflash_block_size"], block);
+        notes
+    };
+    check("", 16);
+    let file = draft.path().join("config.json");
+    let mut text: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    text["block_size"] = json!(10);
+    std::fs::write(&file, text.to_string()).unwrap();
+    check("", 10);
+    text["dflash_config"] = json!({"block_size": 8});
+    std::fs::write(&file, text.to_string()).unwrap();
+    check("--speculative-num-steps 1", 8);
+    check("--speculative-num-draft-tokens 8 --speculative-dflash-block-size 8", 8);
+    let notes = check("--speculative-dflash-block-size 4 --speculative-dflash-fixed-block", 4);
+    assert!(notes.iter().any(|note| note.contains("made for blocks of 8 tokens")), "{notes:?}");
+    let refused = |flags: &str, part: &str| {
+        let said = format!("{:#}", resolve(flags).unwrap_err());
+        assert!(said.contains(part), "{said}");
+    };
+    refused("--speculative-dflash-block-size 1", "must be 2 to");
+    refused("--speculative-eagle-topk 4", "--speculative-eagle-topk has no effect with DFLASH");
+    refused("--speculative-num-steps 3", "--speculative-num-steps has no effect with DFLASH");
+    refused("--speculative-num-draft-tokens 4 --speculative-dflash-block-size 8", "two names for one number");
+    refused("--speculative-token-map nowhere.pt", "has no effect with DFLASH");
+    refused("--speculative-use-rejection-sampling", "needs --speculative-algorithm EAGLE or EAGLE3");
+}
+
 /// As in SGLang, NEXTN is EAGLE by another name: with the model's own layer where no draft model is named.
 #[test]
 fn nextn_is_eagle_with_the_models_own_layer() {
@@ -124,6 +168,15 @@ fn nextn_is_eagle_with_the_models_own_layer() {
     assert_eq!((spec.num_steps, spec.eagle_topk, spec.num_draft_tokens), (5, 4, 8));
     assert_eq!(config.server_args["speculative_algorithm"], "EAGLE");
     assert_eq!(config.server_args["speculative_draft_model_path"], dir.path().to_str().unwrap());
+
+    // A layer per step is a variant of it, and has one branch.
+    let flags = "--speculative-algorithm nextn --enable-multi-layer-eagle";
+    let Resolved { config, .. } = resolve_in(dir.path(), flags).unwrap();
+    assert_eq!(config.server_args["speculative_algorithm"], "EAGLE");
+    assert_eq!(config.server_args["enable_multi_layer_eagle"], true);
+    let spec = config.spec.unwrap();
+    assert!(matches!(spec.algorithm, SpecAlgorithm::MultiLayerEagle(_)));
+    assert_eq!((spec.num_steps, spec.eagle_topk, spec.num_draft_tokens), (3, 1, 4));
 
     let other = folder();
     let path = other.path().display();
@@ -292,7 +345,18 @@ fn impossible_combinations_are_refused_with_the_relation() {
         ("--stream-interval 0", "--stream-interval must be at least 1"),
         ("--log-level loud", "--log-level loud is none of error"),
         ("--speculative-num-draft-tokens 4", "--speculative-num-draft-tokens needs --speculative-algorithm"),
-        ("--speculative-algorithm DFLASH", "DFLASH comes with a later release"),
+        ("--speculative-algorithm DFLASH", "needs --speculative-draft-model-path"),
+        ("--speculative-algorithm UNO", "UNO is not planned"),
+        ("--enable-multi-layer-eagle", "--enable-multi-layer-eagle needs --speculative-algorithm"),
+        ("--speculative-algorithm NGRAM --enable-multi-layer-eagle", "EAGLE or NEXTN, not NGRAM"),
+        ("--speculative-algorithm EAGLE3 --enable-multi-layer-eagle", "EAGLE or NEXTN, not EAGLE3"),
+        (
+            "--speculative-algorithm NEXTN --enable-multi-layer-eagle --speculative-num-steps 2 \
+             --speculative-eagle-topk 2 --speculative-num-draft-tokens 4",
+            "--speculative-eagle-topk 2 must be 1 with --enable-multi-layer-eagle",
+        ),
+        ("--speculative-algorithm NGRAM --speculative-dflash-block-size 8", "has no effect with NGRAM"),
+        ("--speculative-dflash-fixed-block", "needs --speculative-algorithm DFLASH"),
         ("--speculative-algorithm EAGLE3", "needs --speculative-draft-model-path"),
         ("--speculative-token-map a.pt", "--speculative-token-map needs --speculative-algorithm"),
         (

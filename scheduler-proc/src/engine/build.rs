@@ -9,9 +9,10 @@ mod tests;
 use proto::{ServeConfig, TokenBytes};
 
 use self::budget::Budget;
-use self::draft::{BoxedDrafter, DraftPlan};
+use self::draft::DraftPlan;
 use super::model::{Neighbour, TargetModel};
 use super::spec::SpecEngine;
+use super::spec::plan::BoxedDrafter;
 use super::{Engine, EngineError};
 
 /// Loads what the configuration names. `progress` hears of bytes done and bytes in all; `vocabulary` serves the
@@ -50,6 +51,6 @@ fn load(config: &ServeConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<Part
     target.leave(plan.features());
     Budget::new(target.limits(), neighbour).log();
     let needs_check = plan.needs_check(config);
-    let drafter = plan.load(config, &target, progress)?;
+    let drafter = plan.load(&target, progress)?;
     Ok(Parts { target, drafter: Some(drafter), needs_check })
 }

@@ -232,6 +232,7 @@ fn read_config(content: &Content) -> Result<(HfConfig, bool), String> {
         sliding_window: meta.size("attention.sliding_window")?,
         use_sliding_window: false,
         max_window_layers: layers,
+        sliding_layers: None,
         attention_bias: content.tensor_infos.contains_key("blk.0.attn_q.bias"),
         mlp_bias: false,
         tied: !content.tensor_infos.contains_key("output.weight"),

@@ -27,6 +27,8 @@ pub struct HfConfig {
     pub sliding_window: Option<usize>,
     pub use_sliding_window: bool,
     pub max_window_layers: usize,
+    /// Per layer whether it has the sliding window, where the file says so.
+    pub sliding_layers: Option<Vec<bool>>,
     pub attention_bias: bool,
     pub mlp_bias: bool,
     pub tied: bool,
@@ -54,6 +56,7 @@ struct RawConfig {
     sliding_window: Option<usize>,
     use_sliding_window: Option<bool>,
     max_window_layers: Option<usize>,
+    layer_types: Option<Vec<String>>,
     #[serde(default)]
     attention_bias: bool,
     #[serde(default)]
@@ -160,6 +163,9 @@ impl TryFrom<RawConfig> for HfConfig {
             sliding_window: raw.sliding_window,
             use_sliding_window: raw.use_sliding_window.unwrap_or(false),
             max_window_layers: raw.max_window_layers.unwrap_or(raw.num_hidden_layers),
+            sliding_layers: raw
+                .layer_types
+                .map(|types| types.iter().map(|kind| kind == "sliding_attention").collect()),
             attention_bias: raw.attention_bias,
             mlp_bias: raw.mlp_bias,
             tied: raw.tie_word_embeddings,

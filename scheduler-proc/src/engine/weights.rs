@@ -91,7 +91,8 @@ impl<'a> Loader<'a> {
     }
 }
 
-fn check(source: &dyn WeightSource, parameters: &[Parameter]) -> Result<(), EngineError> {
+/// Fails, naming them all, when parameters are missing or of another shape.
+pub fn check(source: &dyn WeightSource, parameters: &[Parameter]) -> Result<(), EngineError> {
     let mut faults = Vec::new();
     for Parameter { name, shape } in parameters {
         match source.shape(name) {

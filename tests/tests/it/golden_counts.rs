@@ -5,7 +5,10 @@ use serde_json::{Value, json};
 use tests::Server;
 
 use crate::support::{check_identities, number, output_ids, spec_counters};
-use crate::workers::{EAGLE, EAGLE_TREE, EAGLE3, EAGLE3_TREE, NEXTN, STANDALONE, Worker, ask, ids, with};
+use crate::workers::{
+    DFLASH, DFLASH_FIXED, EAGLE, EAGLE_TREE, EAGLE3, EAGLE3_TREE, MULTI_LAYER, NEXTN, STANDALONE, Worker,
+    ask, ids, with,
+};
 
 /// One reference run: a prompt, what the target says to it, and the drafts' fate step by step.
 pub(crate) struct Run {
@@ -217,6 +220,37 @@ fn eagle3_counts_as_the_reference() {
 fn nextn_counts_as_the_reference() {
     check_chains(NEXTN);
     check_depth(NEXTN, 3);
+}
+
+#[test]
+fn multi_layer_eagle_counts_as_the_reference() {
+    check_chains(MULTI_LAYER);
+    check_depth(MULTI_LAYER, 2);
+}
+
+/// Whole blocks are cut by the limit alone, so every limit is known.
+#[test]
+fn dflash_counts_as_the_reference() {
+    let runs = Run::chains(DFLASH_FIXED, DFLASH_FIXED.nodes());
+    assert_eq!(runs.len(), 4);
+    let server = DFLASH_FIXED.server();
+    assert!(check(&server, &runs, |body| body, "DFLASH") >= 3);
+    check_limited(&server, &runs, |body| body, "DFLASH");
+}
+
+/// The package shortens the last block to what it may still answer, and a token more: its own last one is extra here.
+#[test]
+fn shortened_dflash_blocks_count_as_the_reference() {
+    for golden in DFLASH.golden()["prompts"].as_array().unwrap() {
+        let answer = ids(&golden["greedy"]);
+        let reply = both_ways(&DFLASH.server(), &ask(&ids(&golden["ids"]), answer.len() + 1));
+        assert_eq!(output_ids(&reply)[..answer.len()], answer);
+        let counted = spec_counters(&reply["meta_info"]);
+        assert_eq!(counted.verify_ct, number(golden, "verify_ct"));
+        assert_eq!(counted.proposed_drafts, number(golden, "proposed_drafts"));
+        assert_eq!(counted.accepted_drafts, number(golden, "accepted_drafts"));
+        assert_eq!(counted.acceptance_histogram, trimmed(ids(&golden["accept_histogram"])));
+    }
 }
 
 #[test]

@@ -112,7 +112,7 @@ fn check_lines(worker: Worker, server: &Server, told: &SpecCounters) {
 
 /// Proposed and accepted drafts of every step that [`agree`] makes one after the other, where they are known.
 fn reference(worker: Worker) -> Option<Vec<(usize, usize)>> {
-    let runs = Run::chains(worker, worker.steps);
+    let runs = Run::chains(worker, worker.nodes());
     let known = worker.topk == 1 && !runs.is_empty();
     let all = || runs[0].limited(3).into_iter().chain(runs.iter().flat_map(|run| run.limited(48)));
     known.then(|| all().collect())
@@ -120,7 +120,7 @@ fn reference(worker: Worker) -> Option<Vec<(usize, usize)>> {
 
 fn check_depths(worker: Worker, metrics: &Metrics) {
     let Some(steps) = reference(worker) else { return };
-    for depth in 0..worker.steps {
+    for depth in 0..worker.nodes() {
         let label = depth.to_string();
         let counted = |what: &str| {
             metrics.sum_with(&format!("sglang:spec_{what}_at_position_total"), &[("position", &label)])

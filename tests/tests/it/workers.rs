@@ -24,10 +24,21 @@ pub(crate) struct Worker {
     /// Width of a verify step, the root included.
     pub(crate) width: usize,
     pub(crate) page_size: &'static str,
+    /// Flags beyond those.
+    flags: &'static [&'static str],
 }
 
 const fn chain(algorithm: &'static str, target: &'static str, draft: &'static str, steps: usize) -> Worker {
-    Worker { algorithm, target, draft: Some(draft), steps, topk: 1, width: steps + 1, page_size: "1" }
+    Worker {
+        algorithm,
+        target,
+        draft: Some(draft),
+        steps,
+        topk: 1,
+        width: steps + 1,
+        page_size: "1",
+        flags: &[],
+    }
 }
 
 pub(crate) const EAGLE: Worker = chain("EAGLE", "llama-tiny", "eagle1-tiny/draft", 5);
@@ -36,6 +47,10 @@ pub(crate) const STANDALONE: Worker = chain("STANDALONE", "llama-tiny", "standal
 /// With a layer of the target's own checkpoint.
 pub(crate) const NEXTN: Worker =
     Worker { algorithm: "NEXTN", target: "mtp-tiny", draft: None, steps: 4, width: 5, ..EAGLE };
+/// With one such layer per step.
+pub(crate) const MULTI_LAYER: Worker =
+    Worker { steps: 3, width: 4, flags: &["--enable-multi-layer-eagle"], ..NEXTN };
+pub(crate) const MULTI_LAYER_PAGED: Worker = Worker { steps: 2, width: 3, page_size: "16", ..MULTI_LAYER };
 pub(crate) const NGRAM: Worker = Worker {
     algorithm: "NGRAM",
     target: "llama-tiny",
@@ -44,7 +59,13 @@ pub(crate) const NGRAM: Worker = Worker {
     topk: 10,
     width: 12,
     page_size: "1",
+    flags: &[],
 };
+/// A block is one step.
+pub(crate) const DFLASH: Worker =
+    Worker { width: 8, flags: &[], ..chain("DFLASH", "dflash-tiny", "dflash-tiny/draft", 1) };
+pub(crate) const DFLASH_FIXED: Worker =
+    Worker { page_size: "16", flags: &["--speculative-dflash-fixed-block"], ..DFLASH };
 const TREE: Worker = Worker { steps: 4, topk: 4, width: 13, page_size: "16", ..EAGLE };
 pub(crate) const EAGLE_TREE: Worker = TREE;
 pub(crate) const EAGLE3_TREE: Worker =
@@ -81,6 +102,7 @@ impl Worker {
             "--page-size",
             self.page_size,
         ]);
+        let options = options.with(self.flags);
         if self.is_ngram() {
             return options;
         }
@@ -89,7 +111,11 @@ impl Worker {
         let draft = draft.iter().flat_map(|path| {
             ["--speculative-draft-model-path", path.to_str().expect("the repository's path is text")]
         });
-        options.with(&draft.collect::<Vec<_>>()).with(&[
+        let options = options.with(&draft.collect::<Vec<_>>());
+        if self.is_dflash() {
+            return options.with(&["--speculative-dflash-block-size", &width]);
+        }
+        options.with(&[
             "--speculative-num-steps",
             &steps,
             "--speculative-eagle-topk",
@@ -123,6 +149,10 @@ impl Worker {
         self.algorithm == "NGRAM"
     }
 
+    fn is_dflash(&self) -> bool {
+        self.algorithm == DFLASH.algorithm
+    }
+
     /// The algorithm in force: NEXTN is another name for one.
     pub(crate) fn shown_as(&self) -> &'static str {
         if self.algorithm == NEXTN.algorithm { EAGLE.algorithm } else { self.algorithm }
@@ -142,7 +172,13 @@ impl Worker {
         };
         let text = std::fs::read_to_string(fixtures().join(case).join("golden.json")).unwrap();
         let golden = serde_json::from_str(&text).unwrap();
-        if case == NEXTN.target { one_layer_runs(golden) } else { golden }
+        match case {
+            _ if case == NEXTN.target => {
+                layer_runs(golden, if self.flags.is_empty() { "ar1" } else { "nonchain3" })
+            }
+            _ if self.is_dflash() => fixed_block_runs(golden, self.flags.is_empty()),
+            _ => golden,
+        }
     }
 
     /// Prompts whose answers the draft has learned to guess, shortest first.
@@ -151,12 +187,23 @@ impl Worker {
     }
 }
 
-/// The runs of one layer that drafts again and again, put where other references have theirs: with the prompts.
-fn one_layer_runs(mut golden: Value) -> Value {
-    let modes = golden["variants"]["mimo7b"]["modes"]["ar1"].take();
+/// The runs of one layer that drafts again and again, or of one per step, put where other references have theirs: with
+/// the prompts.
+fn layer_runs(mut golden: Value, mode: &str) -> Value {
+    let modes = golden["variants"]["mimo7b"]["modes"][mode].take();
     for prompt in golden["prompts"].as_array_mut().unwrap() {
         let of_prompt = modes.as_array().unwrap().iter().find(|mode| mode["prompt_len"] == prompt["len"]);
         prompt["runs"] = of_prompt.unwrap()["runs"].clone();
+    }
+    golden
+}
+
+/// The runs of whole blocks, put where other references have theirs. There are none for blocks that end with the
+/// answer, since those depend on its length.
+fn fixed_block_runs(mut golden: Value, shortened: bool) -> Value {
+    for prompt in golden["prompts"].as_array_mut().unwrap() {
+        let run = prompt["fixed_block_run"].take();
+        prompt["runs"] = if shortened { json!([]) } else { json!([run]) };
     }
     golden
 }

@@ -19,7 +19,7 @@ pub struct Tile {
     pub shared_blocks: u32,
 }
 
-/// The keys a row does not share: from its tile's last shared block up to the row's own position, itself included.
+/// The keys a row does not share with its tile: up to its own position, itself included, or as far as its block sees.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rest {
@@ -44,17 +44,24 @@ impl AttentionPlan {
     pub fn new(rows: &[ForwardRow<'_>]) -> Self {
         let mut plan = Self::default();
         for row in rows {
-            let base = plan.slots.len();
-            plan.slots.extend_from_slice(&row.kv_slots[..row.context_len + row.tokens.len()]);
-            plan.new_slots.extend_from_slice(&row.kv_slots[row.context_len..][..row.tokens.len()]);
+            let base = plan.add_slots(row);
             match row.parents {
                 None => plan.add_chain(row, base),
                 Some(parents) => plan.add_tree(row, parents, base),
             }
         }
-        plan.max_slot = plan.slots.iter().copied().max().unwrap_or(0);
-        plan.max_position = plan.positions.iter().copied().max().unwrap_or(0);
-        plan
+        plan.finished()
+    }
+
+    /// Rows that are blocks: a token sees its context and the whole of its row, also what comes after it. With a
+    /// window, only what is nearer than that, on both sides.
+    pub fn of_blocks(rows: &[ForwardRow<'_>], window: Option<usize>) -> Self {
+        let mut plan = Self::default();
+        for row in rows {
+            let base = plan.add_slots(row);
+            plan.add_block(row, base, window);
+        }
+        plan.finished()
     }
 
     pub fn rows(&self) -> usize {
@@ -94,6 +101,36 @@ impl AttentionPlan {
         let shared = &self.slots[tile.shared_at as usize..][..tile.shared_blocks as usize * BLOCK];
         let rest = self.rests[row];
         shared.iter().chain(&self.slots[rest.at as usize..][..rest.len as usize]).copied()
+    }
+
+    /// The row's slots by position; where they begin.
+    fn add_slots(&mut self, row: &ForwardRow<'_>) -> usize {
+        let base = self.slots.len();
+        self.slots.extend_from_slice(&row.kv_slots[..row.context_len + row.tokens.len()]);
+        self.new_slots.extend_from_slice(&row.kv_slots[row.context_len..][..row.tokens.len()]);
+        base
+    }
+
+    fn finished(mut self) -> Self {
+        self.max_slot = self.slots.iter().copied().max().unwrap_or(0);
+        self.max_position = self.positions.iter().copied().max().unwrap_or(0);
+        self
+    }
+
+    fn add_block(&mut self, row: &ForwardRow<'_>, base: usize, window: Option<usize>) {
+        let end = row.context_len + row.tokens.len();
+        // Rows of a window begin at different keys, and share none as a tile.
+        let shared = if window.is_some() { 0 } else { row.context_len / BLOCK * BLOCK };
+        for position in row.context_len..end {
+            if (position - row.context_len).is_multiple_of(TILE_ROWS) {
+                self.push_tile((end - position).min(TILE_ROWS), base, shared);
+            }
+            let (from, to) = match window {
+                None => (shared, end),
+                Some(window) => ((position + 1).saturating_sub(window), end.min(position + window)),
+            };
+            self.push_row(base + from, to - from, position);
+        }
     }
 
     /// Tiles end at multiples of `TILE_ROWS`, so that a row's own keys fit one block.

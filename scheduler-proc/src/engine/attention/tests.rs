@@ -153,6 +153,48 @@ fn a_row_is_the_same_beside_any_others() {
     }
 }
 
+/// A token of a block sees what the last one does, whatever the block's place and length.
+#[test]
+fn a_block_sees_its_context_and_all_of_itself() {
+    for case in cases().into_iter().filter(|case| case.window.is_none()) {
+        for (context_len, length) in [(0, 5), (31, 8), (64, 16), (70, 40)] {
+            let end = context_len + length;
+            let request = Request::new(case, end);
+            let tokens = vec![0; length];
+            let plan = AttentionPlan::of_blocks(&[row(&tokens, context_len, &request.slots, None)], None);
+            let q = request.q.narrow(0, context_len as i64, length as i64);
+            let block = request.attend(&CpuAttention, &plan, &q);
+            for token in 0..length as i64 {
+                let last = request.attend(&CpuAttention, &request.plan(end - 1, end), &q.narrow(0, token, 1));
+                assert!(
+                    block.narrow(0, token, 1).equal(&last),
+                    "{case:?}: {token} of {context_len}+{length}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_window_over_a_block_reaches_both_ways() {
+    let case = Case { head_dim: 20, kv_heads: 2, group: 2, window: None, kind: Kind::Float };
+    let (context_len, length, window) = (40, 20, 12);
+    let request = Request::new(case, context_len + length);
+    let tokens = vec![0; length];
+    let plan = AttentionPlan::of_blocks(&[row(&tokens, context_len, &request.slots, None)], Some(window));
+    let q = request.q.narrow(0, context_len as i64, length as i64);
+    for backend in [&CpuAttention as &dyn AttentionBackend, &TorchAttention] {
+        let block = request.attend(backend, &plan, &q);
+        for token in 0..length {
+            let position = context_len + token;
+            let seen = &request.slots[position + 1 - window..(position + window).min(context_len + length)];
+            let chain = AttentionPlan::new(&[row(&tokens[..1], seen.len() - 1, seen, None)]);
+            let alone = request.attend(backend, &chain, &q.narrow(0, token as i64, 1));
+            assert!(block.narrow(0, token as i64, 1).allclose(&alone, 1e-5, 1e-5, false), "token {token}");
+        }
+    }
+}
+
 /// Rotation, head norms and stores of both backends, over two requests with a tree.
 #[test]
 fn backends_rotate_and_store_alike() {
@@ -193,6 +235,17 @@ fn backends_rotate_and_store_alike() {
         assert!(close(&kernel.to_kind(Kind::Float), &plain.to_kind(Kind::Float)), "{case:?}: queries");
         assert!(close(&stored(&one, |kv| &kv.k), &stored(&other, |kv| &kv.k)), "{case:?}: keys");
         assert!(stored(&one, |kv| &kv.v).equal(&stored(&other, |kv| &kv.v)), "{case:?}: values");
+
+        // Rows that ask nothing store the same.
+        let asking = case.kv_heads * case.group * case.head_dim;
+        let silent = qkv.narrow(1, asking, width - asking).contiguous();
+        for backend in [&CpuAttention as &dyn AttentionBackend, &TorchAttention] {
+            let third = Request::new(case, 60);
+            let q = backend.rotate_store(&silent, &heads, third.kv.layer(0), &plan).unwrap();
+            assert_eq!(q.size(), [19, 0, case.head_dim]);
+            assert!(close(&stored(&third, |kv| &kv.k), &stored(&one, |kv| &kv.k)), "{case:?}: keys alone");
+            assert!(stored(&third, |kv| &kv.v).equal(&stored(&one, |kv| &kv.v)), "{case:?}: values alone");
+        }
     }
 }
 

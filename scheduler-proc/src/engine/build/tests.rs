@@ -14,8 +14,8 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use proto::{
-    AcceptanceRule, DraftModelConfig, Dtype, SamplingParams, SpecAlgorithm, SpecConfig, SpecCounters,
-    TokenId, Weights,
+    AcceptanceRule, DflashConfig, DraftModelConfig, Dtype, SamplingParams, SpecAlgorithm, SpecConfig,
+    SpecCounters, TokenId, Weights,
 };
 use tch::Tensor;
 
@@ -24,7 +24,7 @@ use crate::batch::{Batch, BatchRow, DraftLimit, EngineSlot, RowKind, RowOutput, 
 use crate::cache::{Lease, PrefixCache};
 use crate::engine::DraftStatus;
 use crate::engine::model::tests::{config, fixtures};
-use crate::engine::models::tests::nextn_checkpoint;
+use crate::engine::models::tests::mtp_checkpoint;
 use crate::engine::spec::tree::DraftTree;
 use crate::engine::spec::{Commit, DraftDraw, DraftInput, Drafter};
 
@@ -38,6 +38,8 @@ struct Pair {
     algorithm: Algorithm,
     /// Folder of the reference runs.
     golden: &'static str,
+    /// Two that it can draft in: chains, and trees where there are any.
+    shapes: [Shape; 2],
 }
 
 const EAGLE: Pair = Pair {
@@ -45,6 +47,7 @@ const EAGLE: Pair = Pair {
     draft: "eagle1-tiny/draft",
     algorithm: SpecAlgorithm::Eagle,
     golden: "eagle1-tiny",
+    shapes: CHAIN_AND_TREE,
 };
 const EAGLE_BARE: Pair = Pair { draft: "eagle1-tiny/draft_nobias_noembed", ..EAGLE };
 const EAGLE3: Pair = Pair {
@@ -52,12 +55,14 @@ const EAGLE3: Pair = Pair {
     draft: "eagle3-tiny/draft",
     algorithm: SpecAlgorithm::Eagle3,
     golden: "eagle3-tiny",
+    shapes: CHAIN_AND_TREE,
 };
 const STANDALONE: Pair = Pair {
     target: "llama-tiny",
     draft: "standalone-tiny/draft",
     algorithm: SpecAlgorithm::Standalone,
     golden: "standalone-tiny",
+    shapes: CHAIN_AND_TREE,
 };
 /// With the layer that the target brings along, in MiMo's layout.
 const NEXTN: Pair = Pair {
@@ -65,15 +70,30 @@ const NEXTN: Pair = Pair {
     draft: "mtp-tiny/target",
     algorithm: SpecAlgorithm::Eagle,
     golden: "mtp-tiny",
+    shapes: CHAIN_AND_TREE,
 };
+/// With a layer per step, in MiMo's layout: all of them fed by the target.
+const MULTI_LAYER: Pair =
+    Pair { algorithm: SpecAlgorithm::MultiLayerEagle, shapes: [chain(3), chain(2)], ..NEXTN };
 
-/// The same target in NextN's layout, in a folder that the caller keeps.
-fn nextn_layout() -> (tempfile::TempDir, Pair) {
+/// A block is no longer than what the request may still draft.
+const DFLASH: Pair = Pair {
+    target: "dflash-tiny",
+    draft: "dflash-tiny/draft",
+    algorithm: |model| SpecAlgorithm::Dflash(DflashConfig { model, fixed_block: false }),
+    golden: "dflash-tiny",
+    shapes: [chain(7), chain(4)],
+};
+const DFLASH_FIXED: Pair =
+    Pair { algorithm: |model| SpecAlgorithm::Dflash(DflashConfig { model, fixed_block: true }), ..DFLASH };
+
+/// The same target with its layers in another layout, in a folder that the caller keeps.
+fn in_layout(layout: &str, pair: Pair) -> (tempfile::TempDir, Pair) {
     let dir = tempfile::tempdir().unwrap();
     let target = dir.path().join("target");
-    nextn_checkpoint(&target);
+    mtp_checkpoint(&target, layout);
     let name = |path: &std::path::Path| -> &'static str { path.display().to_string().leak() };
-    let pair = Pair { target: name(dir.path()), draft: name(&target), ..NEXTN };
+    let pair = Pair { target: name(dir.path()), draft: name(&target), ..pair };
     (dir, pair)
 }
 
@@ -83,6 +103,8 @@ type Shape = (u32, u32, u32);
 const fn chain(steps: u32) -> Shape {
     (steps, 1, steps + 1)
 }
+
+const CHAIN_AND_TREE: [Shape; 2] = [chain(4), (4, 4, 13)];
 
 fn serve_config(pair: Pair, shape: Option<Shape>) -> ServeConfig {
     let weights = |case: &str| Weights::Safetensors(fixtures().join(case));

@@ -2,8 +2,11 @@
 
 use tch::Tensor;
 
+use super::draft_config::DraftFiles;
 use crate::engine::EngineError;
+use crate::engine::model::{Features, TargetModel};
 use crate::engine::target::{ForwardRow, Logits};
+use crate::engine::weights::Parameter;
 use proto::TokenId;
 
 /// The hidden states that come with a pass's tokens, one row per token.
@@ -39,4 +42,33 @@ pub trait DraftModel {
 
     /// The target's token for each of the draft's; `None` where they are the same.
     fn vocabulary(&self) -> Option<&[TokenId]>;
+}
+
+/// A [`DraftModel`] before it is loaded.
+pub trait DraftSpec {
+    fn features(&self) -> Features;
+
+    /// Numbers it keeps per slot: keys, values and the target's hidden state.
+    fn slot_values(&self) -> usize;
+
+    fn weight_values(&self) -> usize;
+
+    /// `room` is slots and positions that its pool and tables must have.
+    fn load(
+        self,
+        target: &TargetModel,
+        room: (usize, usize),
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Box<dyn DraftModel>, EngineError>;
+}
+
+/// A head that is known, and the folder it lies in.
+pub struct Head<S> {
+    pub spec: S,
+    pub files: DraftFiles,
+}
+
+/// Numbers in these parameters.
+pub fn values(parameters: &[Parameter]) -> usize {
+    parameters.iter().map(|parameter| parameter.shape.iter().product::<usize>()).sum()
 }

@@ -1,8 +1,8 @@
-//! Owns the one transformer layer of a draft head, from the input of its attention on, with its keys and values.
+//! Owns one transformer layer of a draft head, from the input of its attention on, with its keys and values.
 
 use std::rc::Rc;
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use crate::engine::EngineError;
 use crate::engine::attention::AttentionBackend;
@@ -24,7 +24,7 @@ const FUSED: [&[&str]; 4] = [
     &["mlp.gate_proj", "mlp.up_proj"],
     &["mlp.down_proj"],
 ];
-const MLP_NORM: &str = "post_attention_layernorm.weight";
+pub const MLP_NORM: &str = "post_attention_layernorm.weight";
 const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
 
 /// Shape of a head's layer.
@@ -39,17 +39,29 @@ pub struct BlockSpec {
     pub biased: Vec<&'static str>,
     /// A norm over each head of queries and keys, before rotation.
     pub qk_norm: bool,
+    /// What the norm before the MLP is called.
+    pub mlp_norm: &'static str,
 }
 
 /// Attention and MLP of one layer, with their additions to the residual stream.
 pub(super) struct DraftBlock {
-    qkv: Linear,
+    inputs: Inputs,
     rotation: HeadRotation,
     output: Linear,
     mlp_norm: RmsNorm,
     mlp: GatedMlp,
     kv: KvPool,
     attention: Box<dyn AttentionBackend>,
+}
+
+/// The projections to queries, keys and values.
+enum Inputs {
+    Fused(Linear),
+    /// For layers that also store keys and values of rows that ask nothing.
+    Apart {
+        q: Linear,
+        kv: Linear,
+    },
 }
 
 impl BlockSpec {
@@ -65,6 +77,7 @@ impl BlockSpec {
             input,
             biased: biased.copied().collect(),
             qk_norm: HEAD_NORMS.into_iter().any(has),
+            mlp_norm: MLP_NORM,
         }
     }
 
@@ -74,7 +87,18 @@ impl BlockSpec {
 
     /// Without biases, as new heads are.
     pub fn plain(shape: HfConfig, input: usize) -> Self {
-        Self { shape, prefix: PREFIX.into(), input, biased: Vec::new(), qk_norm: false }
+        Self { shape, prefix: PREFIX.into(), input, biased: Vec::new(), qk_norm: false, mlp_norm: MLP_NORM }
+    }
+
+    /// The angles of `positions` positions, which layers of one shape share.
+    pub fn rope_tables(&self, positions: usize, device: Device) -> Rc<RopeTables> {
+        let HfConfig { rope_theta, rope_scaling, head_dim, .. } = &self.shape;
+        Rc::new(RopeTables::new(*rope_theta, rope_scaling, *head_dim, positions, device))
+    }
+
+    /// Numbers it keeps per slot.
+    pub fn slot_values(&self) -> usize {
+        2 * self.shape.kv_heads * self.shape.head_dim
     }
 
     pub fn kv_shape(&self) -> KvShape {
@@ -86,7 +110,7 @@ impl BlockSpec {
         let mut add = |name: &str, shape: &[usize]| {
             all.push(Parameter { name: self.name(name), shape: shape.to_vec() });
         };
-        add(MLP_NORM, &[self.shape.hidden_size]);
+        add(self.mlp_norm, &[self.shape.hidden_size]);
         for norm in HEAD_NORMS.into_iter().filter(|_| self.qk_norm) {
             add(norm, &[self.shape.head_dim]);
         }
@@ -119,20 +143,37 @@ impl BlockSpec {
 }
 
 impl DraftBlock {
-    /// `slots` and `positions` are what the layer's pool and tables must hold.
+    /// `slots` is what the layer's pool must hold.
     pub(super) fn load(
         spec: &BlockSpec,
-        (slots, positions): (usize, usize),
+        slots: usize,
+        tables: &Rc<RopeTables>,
         loader: &mut Loader<'_>,
     ) -> Result<Self, EngineError> {
-        let shape = &spec.shape;
-        let tables = RopeTables::new(
-            shape.rope_theta,
-            &shape.rope_scaling,
-            shape.head_dim,
-            positions,
-            loader.device(),
-        );
+        let fused = |parts: &[_]| Ok(Inputs::Fused(Linear::fused(parts)?));
+        Self::load_with(spec, slots, tables, loader, fused)
+    }
+
+    /// A layer that can [`Self::store`].
+    pub(super) fn load_storing(
+        spec: &BlockSpec,
+        slots: usize,
+        tables: &Rc<RopeTables>,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, EngineError> {
+        let apart = |parts: &[_]| {
+            Ok(Inputs::Apart { q: Linear::fused(&parts[..1])?, kv: Linear::fused(&parts[1..])? })
+        };
+        Self::load_with(spec, slots, tables, loader, apart)
+    }
+
+    fn load_with(
+        spec: &BlockSpec,
+        slots: usize,
+        tables: &Rc<RopeTables>,
+        loader: &mut Loader<'_>,
+        inputs: impl Fn(&[(Tensor, Option<Tensor>)]) -> Result<Inputs, EngineError>,
+    ) -> Result<Self, EngineError> {
         let mut parts = Vec::new();
         for (name, _) in spec.projections() {
             let weight = loader.load(&spec.name(&format!("{name}.weight")))?;
@@ -140,17 +181,17 @@ impl DraftBlock {
             let bias = biased.then(|| loader.load(&spec.name(&format!("{name}.bias")))).transpose()?;
             parts.push((weight, bias));
         }
-        let mut norm = |name: &str| RmsNorm::load(&spec.name(name), shape.norm_eps, loader);
+        let mut norm = |name: &str| RmsNorm::load(&spec.name(name), spec.shape.norm_eps, loader);
         let [q, k] = HEAD_NORMS;
         let norms = match spec.qk_norm {
             false => None,
             true => Some(HeadNorms { q: norm(q)?, k: norm(k)? }),
         };
         Ok(Self {
-            qkv: Linear::fused(&parts[0..3])?,
-            rotation: HeadRotation { norms, tables: Rc::new(tables) },
+            inputs: inputs(&parts[0..3])?,
+            rotation: HeadRotation { norms, tables: Rc::clone(tables) },
             output: Linear::fused(&parts[3..4])?,
-            mlp_norm: norm(MLP_NORM)?,
+            mlp_norm: norm(spec.mlp_norm)?,
             mlp: GatedMlp { gate_up: Linear::fused(&parts[4..6])?, down: Linear::fused(&parts[6..7])? },
             kv: KvPool::new(spec.kv_shape(), slots, loader.kind(), loader.device())?,
             attention: attention_for(loader.device()),
@@ -164,13 +205,36 @@ impl DraftBlock {
         residual: &mut Tensor,
         plan: &AttentionPlan,
     ) -> Result<(), EngineError> {
+        self.forward_within(x, residual, plan, None)
+    }
+
+    /// As [`Self::forward`], with attention to the last `window` keys of each row's.
+    pub(super) fn forward_within(
+        &self,
+        x: &Tensor,
+        residual: &mut Tensor,
+        plan: &AttentionPlan,
+        window: Option<usize>,
+    ) -> Result<(), EngineError> {
         let kv = self.kv.layer(0);
-        let qkv = self.qkv.forward(x)?;
+        let qkv = match &self.inputs {
+            Inputs::Fused(qkv) => qkv.forward(x)?,
+            Inputs::Apart { q, kv } => Tensor::cat(&[q.forward(x)?, kv.forward(x)?], 1),
+        };
         let q = self.attention.rotate_store(&qkv, &self.rotation, kv, plan)?;
-        let mixed = self.attention.attend(&q, kv, plan, None)?;
+        let mixed = self.attention.attend(&q, kv, plan, window)?;
         let mixed = self.output.forward(&mixed.view([x.size()[0], -1]))?;
         let normed = self.mlp_norm.add_forward(residual, &mixed)?;
         let _ = residual.g_add_(&self.mlp.forward(&normed)?);
         Ok(())
+    }
+
+    /// Stores the keys and values of rows that ask nothing.
+    pub(super) fn store(&self, x: &Tensor, plan: &AttentionPlan) -> Result<(), EngineError> {
+        let kv = match &self.inputs {
+            Inputs::Fused(qkv) => qkv.forward(x)?,
+            Inputs::Apart { kv, .. } => kv.forward(x)?,
+        };
+        self.attention.rotate_store(&kv, &self.rotation, self.kv.layer(0), plan).map(|_| ())
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use proto::TokenId;
 use serde::Deserialize;
 use tch::Tensor;
 
@@ -22,10 +23,24 @@ pub struct DraftFiles {
 pub enum HeadKind {
     Eagle,
     Eagle3,
+    Dflash,
     /// A checkpoint that brings multi-token-prediction layers along.
     Mtp,
     /// No head: a whole model, or nothing known.
     None,
+}
+
+impl HeadKind {
+    /// The algorithm that drafts with it.
+    pub const fn algorithm(self) -> Option<&'static str> {
+        match self {
+            Self::Eagle => Some("EAGLE"),
+            Self::Eagle3 => Some("EAGLE3"),
+            Self::Dflash => Some("DFLASH"),
+            Self::Mtp => Some("NEXTN"),
+            Self::None => None,
+        }
+    }
 }
 
 /// Keys that only heads have. What a key leaves open the tensors tell.
@@ -45,6 +60,24 @@ pub struct HeadConfig {
     fc_norm: Option<bool>,
     use_aux_norm: Option<bool>,
     eagle_config: Option<EagleConfig>,
+    #[serde(flatten)]
+    dflash: DflashKeys,
+    dflash_config: Option<DflashKeys>,
+}
+
+/// What a DFLASH config says of its blocks, in `dflash_config` or beside it.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+pub struct DflashKeys {
+    pub block_size: Option<usize>,
+    pub mask_token_id: Option<TokenId>,
+    /// Layers of the target whose outputs it takes.
+    pub target_layer_ids: Option<Vec<usize>>,
+    pub num_target_layers: Option<usize>,
+    /// For all layers; without it the sliding ones are and the others are not.
+    pub is_causal: Option<bool>,
+    /// Everything else.
+    #[serde(flatten)]
+    other: serde_json::Map<String, serde_json::Value>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -73,6 +106,21 @@ impl HeadConfig {
         })
     }
 
+    /// The DFLASH keys, those of `dflash_config` first.
+    pub fn dflash(&self) -> DflashKeys {
+        let (outer, inner) = (&self.dflash, self.dflash_config.clone().unwrap_or_default());
+        let mut other = outer.other.clone();
+        other.extend(inner.other);
+        DflashKeys {
+            block_size: inner.block_size.or(outer.block_size),
+            mask_token_id: inner.mask_token_id.or(outer.mask_token_id),
+            target_layer_ids: inner.target_layer_ids.or_else(|| outer.target_layer_ids.clone()),
+            num_target_layers: inner.num_target_layers.or(outer.num_target_layers),
+            is_causal: inner.is_causal.or(outer.is_causal),
+            other,
+        }
+    }
+
     /// Whether one norm goes over all captured features together.
     pub fn norms_features(&self) -> Option<bool> {
         let inner = self.eagle_config.as_ref().and_then(|config| config.norm_before_fc);
@@ -82,6 +130,18 @@ impl HeadConfig {
     /// Whether each captured layer has a norm of its own.
     pub fn norms_parts(&self) -> Option<bool> {
         self.fc_norm.or(self.use_aux_norm)
+    }
+}
+
+impl DflashKeys {
+    /// Whether another key is set to something that is not off.
+    pub fn sets(&self, key: &str) -> bool {
+        use serde_json::Value;
+        match self.other.get(key) {
+            None | Some(Value::Null | Value::Bool(false)) => false,
+            Some(Value::Number(number)) => number.as_f64() != Some(0.0),
+            Some(_) => true,
+        }
     }
 }
 
@@ -100,8 +160,10 @@ impl DraftFiles {
         let has = |name: &str| self.source.shape(name).is_some();
         let joins = has("fc.weight");
         match () {
+            () if self.shape.architecture.starts_with("DFlash") => HeadKind::Dflash,
             () if joins && self.shape.architecture.ends_with("Eagle3") => HeadKind::Eagle3,
             () if has("d2t") || has("layers.0.hidden_norm.weight") => HeadKind::Eagle3,
+            () if joins && has("hidden_norm.weight") => HeadKind::Dflash,
             () if joins => HeadKind::Eagle,
             () if MtpPlace::find(self.source.as_ref(), self.shape.layers, 0).is_some() => HeadKind::Mtp,
             () => HeadKind::None,
@@ -109,18 +171,23 @@ impl DraftFiles {
     }
 }
 
-/// Tensors of a head under one set of names: without `model.`, its only layer called `layers.0`.
+/// Tensors of a head under one set of names: without `model.`, and by the first of these names.
 struct HeadTensors {
     files: SafetensorFiles,
 }
 
+const OTHER_NAMES: [(&str, &str); 3] = [
+    ("layers.0.", "midlayer."),
+    ("fc.weight", "encoder.fc.weight"),
+    ("hidden_norm.weight", "encoder.output_norm_enc.weight"),
+];
+
 impl HeadTensors {
     fn stored_name(&self, name: &str) -> Option<String> {
-        let midlayer = name.strip_prefix("layers.0.").map(|rest| format!("midlayer.{rest}"));
-        let plain = [Some(name.to_owned()), midlayer];
-        plain
-            .into_iter()
-            .flatten()
+        let other = |(first, other): (&str, &str)| Some(format!("{other}{}", name.strip_prefix(first)?));
+        let others = OTHER_NAMES.into_iter().filter_map(other);
+        std::iter::once(name.to_owned())
+            .chain(others)
             .flat_map(|name| [format!("model.{name}"), name])
             .find(|name| self.files.shape(name).is_some())
     }
@@ -138,10 +205,8 @@ impl WeightSource for HeadTensors {
     fn names(&self) -> Vec<String> {
         let canonical = |name: String| {
             let name = name.strip_prefix("model.").map_or(name.clone(), str::to_owned);
-            match name.strip_prefix("midlayer.") {
-                Some(rest) => format!("layers.0.{rest}"),
-                None => name,
-            }
+            let first = |(first, other): (&str, &str)| Some(format!("{first}{}", name.strip_prefix(other)?));
+            OTHER_NAMES.into_iter().find_map(first).unwrap_or(name)
         };
         self.files.names().into_iter().map(canonical).collect()
     }

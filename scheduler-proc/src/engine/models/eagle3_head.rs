@@ -5,7 +5,7 @@ use std::rc::Rc;
 use proto::TokenId;
 use tch::Tensor;
 
-use super::draft::{DraftModel, Inherited};
+use super::draft::{DraftModel, DraftSpec, Head, Inherited, values};
 use super::draft_block::DraftBlock;
 use super::draft_config::DraftFiles;
 use super::draft_output::DraftOutput;
@@ -20,10 +20,33 @@ use crate::engine::attention::plan::AttentionPlan;
 use crate::engine::layers::embedding::Embedding;
 use crate::engine::layers::linear::Linear;
 use crate::engine::layers::norm::RmsNorm;
-use crate::engine::model::TargetModel;
+use crate::engine::model::{Features, TargetModel};
 use crate::engine::shim::InferenceMode;
 use crate::engine::target::{ForwardRow, Logits};
 use crate::engine::weights::Loader;
+
+impl DraftSpec for Head<Eagle3Spec> {
+    fn features(&self) -> Features {
+        self.spec.captured().map_or(Features::Final, |layers| Features::Layers(layers.to_vec()))
+    }
+
+    fn slot_values(&self) -> usize {
+        self.spec.block.slot_values() + self.spec.feature_width()
+    }
+
+    fn weight_values(&self) -> usize {
+        values(&self.spec.parameters())
+    }
+
+    fn load(
+        self,
+        target: &TargetModel,
+        room: (usize, usize),
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Box<dyn DraftModel>, EngineError> {
+        Ok(Box::new(Eagle3Head::load(&self.spec, self.files, target, room, progress)?))
+    }
+}
 
 /// The head, and what it shares with the target.
 pub struct Eagle3Head {
@@ -47,12 +70,12 @@ struct Join {
 }
 
 impl Eagle3Head {
-    /// `room` is slots and positions that the layer must have.
+    /// `slots` and `positions` are what the layer must have.
     pub fn load(
         spec: &Eagle3Spec,
         files: DraftFiles,
         target: &TargetModel,
-        room: (usize, usize),
+        (slots, positions): (usize, usize),
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
         let _inference = InferenceMode::enter();
@@ -67,6 +90,7 @@ impl Eagle3Head {
             }
         };
         let eps = spec.block.shape.norm_eps;
+        let tables = spec.block.rope_tables(positions, loader.device());
         let embedding = load_embedding(spec.own_embedding.then_some(EMBEDDING), target, &mut loader)?;
         let head = match spec.head {
             HeadFrom::File => Rc::new(Linear::new(&loader.load(HEAD)?, None)?),
@@ -81,7 +105,7 @@ impl Eagle3Head {
             embedding_norm: norm(EMBEDDING_NORM)?,
             hidden_norm: norm(HIDDEN_NORM)?,
             output_norm: norm(OUTPUT_NORM)?,
-            block: DraftBlock::load(&spec.block, room, &mut loader)?,
+            block: DraftBlock::load(&spec.block, slots, &tables, &mut loader)?,
             norm_before_residual: spec.norm_before_residual,
             norm_output: spec.norm_output,
             output: DraftOutput::new(head, spec.draft_vocab, vocabulary),

@@ -236,6 +236,9 @@ fn check_kind(files: &DraftFiles) -> Result<(), String> {
                 "has no hidden_norm, so it is an EAGLE-1/2 head; use --speculative-algorithm EAGLE".into()
             );
         }
+        HeadKind::Dflash => {
+            return Err("is a DFLASH draft model; use --speculative-algorithm DFLASH".into());
+        }
         HeadKind::Mtp => {
             return Err(
                 "brings a multi-token-prediction layer along; use --speculative-algorithm NEXTN".into()

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use proto::TokenId;
 use tch::Tensor;
 
-use super::draft::{DraftModel, Inherited};
+use super::draft::{DraftModel, DraftSpec, Head, Inherited, values};
 use super::draft_block::{self, BlockSpec, DraftBlock};
 use super::draft_config::{DraftFiles, HeadKind};
 use super::draft_output::DraftOutput;
@@ -14,7 +14,7 @@ use crate::engine::attention::plan::AttentionPlan;
 use crate::engine::hf_config::HfConfig;
 use crate::engine::layers::embedding::Embedding;
 use crate::engine::layers::linear::Linear;
-use crate::engine::model::TargetModel;
+use crate::engine::model::{Features, TargetModel};
 use crate::engine::shim::InferenceMode;
 use crate::engine::target::{ForwardRow, Logits};
 use crate::engine::weights::{Loader, Parameter};
@@ -41,6 +41,9 @@ impl EagleSpec {
             HeadKind::Eagle => {}
             HeadKind::Eagle3 => {
                 return Err(failed("is an EAGLE3 head; use --speculative-algorithm EAGLE3".into()));
+            }
+            HeadKind::Dflash => {
+                return Err(failed("is a DFLASH draft model; use --speculative-algorithm DFLASH".into()));
             }
             HeadKind::Mtp | HeadKind::None => {
                 return Err(failed(
@@ -81,7 +84,7 @@ impl EagleSpec {
     }
 
     /// Values of the head it has for hot tokens, beside its parameters.
-    pub fn hot_values(&self) -> usize {
+    fn hot_values(&self) -> usize {
         self.hot.as_ref().map_or(0, Vec::len) * self.block.shape.hidden_size
     }
 
@@ -100,6 +103,29 @@ impl EagleSpec {
     }
 }
 
+impl DraftSpec for Head<EagleSpec> {
+    fn features(&self) -> Features {
+        Features::Final
+    }
+
+    fn slot_values(&self) -> usize {
+        self.spec.block.slot_values() + self.spec.block.shape.hidden_size
+    }
+
+    fn weight_values(&self) -> usize {
+        values(&self.spec.parameters()) + self.spec.hot_values()
+    }
+
+    fn load(
+        self,
+        target: &TargetModel,
+        room: (usize, usize),
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Box<dyn DraftModel>, EngineError> {
+        Ok(Box::new(EagleHead::load(&self.spec, self.files, target, room, progress)?))
+    }
+}
+
 /// The head, and what it shares with the target.
 pub struct EagleHead {
     embedding: Rc<Embedding>,
@@ -110,23 +136,24 @@ pub struct EagleHead {
 }
 
 impl EagleHead {
-    /// `room` is slots and positions that the layer must have.
+    /// `slots` and `positions` are what the layer must have.
     pub fn load(
         spec: &EagleSpec,
         files: DraftFiles,
         target: &TargetModel,
-        room: (usize, usize),
+        (slots, positions): (usize, usize),
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
         let _inference = InferenceMode::enter();
         let mut loader = Loader::new(files.source, &spec.parameters(), target.placement(), progress)?;
         let own_embedding = spec.own_embedding.then_some(EMBEDDING);
         let embedding = load_embedding(own_embedding, target, &mut loader)?;
+        let tables = spec.block.rope_tables(positions, loader.device());
         let bias = spec.bias.then(|| loader.load("fc.bias")).transpose()?;
         Ok(Self {
             embedding,
             join: Linear::new(&loader.load("fc.weight")?, bias)?,
-            block: DraftBlock::load(&spec.block, room, &mut loader)?,
+            block: DraftBlock::load(&spec.block, slots, &tables, &mut loader)?,
             output: DraftOutput::over_target(None, spec.hot.as_deref(), target)?,
             width: spec.block.shape.hidden_size,
         })

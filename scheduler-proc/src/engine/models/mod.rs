@@ -1,6 +1,8 @@
 //! Owns the table of model families, each a description of the one decoder stack, and the draft heads.
 
 pub mod decoder;
+pub mod dflash_head;
+pub mod dflash_spec;
 pub mod draft;
 pub mod draft_block;
 pub mod draft_config;

@@ -1,11 +1,12 @@
-//! Owns the draft head that a checkpoint brings along: its first multi-token-prediction layer, used again and again.
+//! Owns the draft heads that a checkpoint brings along: its multi-token-prediction layers, the first of them used again
+//! and again, or each for a draft step of its own.
 
 use std::rc::Rc;
 
 use proto::TokenId;
 use tch::Tensor;
 
-use super::draft::{DraftModel, Inherited};
+use super::draft::{DraftModel, DraftSpec, Head, Inherited, values};
 use super::draft_block::{BlockSpec, DraftBlock};
 use super::draft_config::DraftFiles;
 use super::draft_output::DraftOutput;
@@ -17,6 +18,7 @@ use crate::engine::hf_config::HfConfig;
 use crate::engine::layers::embedding::Embedding;
 use crate::engine::layers::linear::Linear;
 use crate::engine::layers::norm::RmsNorm;
+use crate::engine::layers::rope::RopeTables;
 use crate::engine::model::{Features, TargetModel};
 use crate::engine::shim::InferenceMode;
 use crate::engine::target::{ForwardRow, Logits};
@@ -46,13 +48,25 @@ impl MtpSpec {
         target: &HfConfig,
         hot: Option<&[TokenId]>,
     ) -> Result<Option<Self>, EngineError> {
+        Self::find_layer(files, target, hot, 0)
+    }
+
+    fn find_layer(
+        files: &DraftFiles,
+        target: &HfConfig,
+        hot: Option<&[TokenId]>,
+        index: usize,
+    ) -> Result<Option<Self>, EngineError> {
         let source = files.source.as_ref();
-        let Some(place) = MtpPlace::find(source, files.shape.layers, 0) else { return Ok(None) };
+        let Some(place) = MtpPlace::find(source, files.shape.layers, index) else { return Ok(None) };
         check_target(files, target)?;
         let has = |name: &str| source.shape(&place.name(name)).is_some();
         let hidden = files.shape.hidden_size;
         Ok(Some(Self {
-            block: BlockSpec::new(&files.shape, &place.prefix, hidden, source),
+            block: BlockSpec {
+                mlp_norm: place.layout.mlp_norm,
+                ..BlockSpec::new(&files.shape, &place.prefix, hidden, source)
+            },
             own_embedding: has(EMBEDDING),
             own_head: has(HEAD),
             features: match place.layout.takes {
@@ -64,21 +78,12 @@ impl MtpSpec {
         }))
     }
 
-    pub fn block(&self) -> &BlockSpec {
-        &self.block
-    }
-
     pub fn family(&self) -> &'static str {
         self.place.layout.family
     }
 
-    /// What the target's passes must leave for it.
-    pub fn features(&self) -> &Features {
-        &self.features
-    }
-
     /// Values of the head it has for hot tokens, beside its parameters.
-    pub fn hot_values(&self) -> usize {
+    fn hot_values(&self) -> usize {
         self.hot.as_ref().map_or(0, Vec::len) * self.block.shape.hidden_size
     }
 
@@ -102,6 +107,109 @@ impl MtpSpec {
     }
 }
 
+impl DraftSpec for Head<MtpSpec> {
+    fn features(&self) -> Features {
+        self.spec.features.clone()
+    }
+
+    fn slot_values(&self) -> usize {
+        self.spec.block.slot_values() + self.spec.block.shape.hidden_size
+    }
+
+    fn weight_values(&self) -> usize {
+        values(&self.spec.parameters()) + self.spec.hot_values()
+    }
+
+    fn load(
+        self,
+        target: &TargetModel,
+        room: (usize, usize),
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Box<dyn DraftModel>, EngineError> {
+        Ok(Box::new(MtpHead::load(&self.spec, self.files, target, room, progress)?))
+    }
+}
+
+/// One layer per draft step.
+pub struct MtpLayers {
+    specs: Vec<MtpSpec>,
+    files: DraftFiles,
+}
+
+impl MtpLayers {
+    /// The first `count` such layers of a checkpoint; refused where it has fewer.
+    pub fn find(
+        files: DraftFiles,
+        target: &HfConfig,
+        hot: Option<&[TokenId]>,
+        count: usize,
+    ) -> Result<Self, EngineError> {
+        let mut specs = Vec::with_capacity(count);
+        for index in 0..count {
+            match MtpSpec::find_layer(&files, target, hot, index)? {
+                Some(spec) => specs.push(spec),
+                None => {
+                    let reason = match index {
+                        0 => "has no multi-token-prediction layers, which --enable-multi-layer-eagle drafts with; \
+                              leave it out"
+                            .into(),
+                        _ => format!(
+                            "has {index} multi-token-prediction layers, and with --enable-multi-layer-eagle each \
+                             drafts one step; set --speculative-num-steps {index}"
+                        ),
+                    };
+                    return Err(EngineError::Load { what: files.source.describe(), reason });
+                }
+            }
+        }
+        Ok(Self { specs, files })
+    }
+
+    pub fn family(&self) -> &'static str {
+        self.specs[0].family()
+    }
+
+    pub fn count(&self) -> usize {
+        self.specs.len()
+    }
+
+    /// Whether each layer takes what the one before left.
+    pub fn are_chained(&self) -> bool {
+        self.specs[0].place.layout.chained
+    }
+
+    pub fn features(&self) -> Features {
+        self.specs[0].features.clone()
+    }
+
+    /// Numbers they keep per slot: keys, values and one hidden state of the target.
+    pub fn slot_values(&self) -> usize {
+        let layers = self.specs.iter().map(|spec| spec.block.slot_values()).sum::<usize>();
+        layers + self.specs[0].block.shape.hidden_size
+    }
+
+    pub fn weight_values(&self) -> usize {
+        self.specs.iter().map(|spec| values(&spec.parameters()) + spec.hot_values()).sum()
+    }
+
+    /// `slots` and `positions` are what every layer must have.
+    pub fn load(
+        self,
+        target: &TargetModel,
+        (slots, positions): (usize, usize),
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Vec<Box<dyn DraftModel>>, EngineError> {
+        let Self { specs, files } = self;
+        let parameters: Vec<_> = specs.iter().flat_map(MtpSpec::parameters).collect();
+        let mut loader = Loader::new(files.source, &parameters, target.placement(), progress)?;
+        let tables = specs[0].block.rope_tables(positions, loader.device());
+        let load = |spec: &MtpSpec| {
+            Ok(Box::new(MtpHead::load_layer(spec, target, slots, &tables, &mut loader)?) as _)
+        };
+        specs.iter().map(load).collect()
+    }
+}
+
 /// The layer, and what it shares with the target.
 pub struct MtpHead {
     place: MtpPlace,
@@ -117,22 +225,33 @@ pub struct MtpHead {
 }
 
 impl MtpHead {
-    /// `room` is slots and positions that the layer must have.
+    /// `slots` and `positions` are what the layer must have.
     pub fn load(
         spec: &MtpSpec,
         files: DraftFiles,
         target: &TargetModel,
-        room: (usize, usize),
+        (slots, positions): (usize, usize),
         progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, EngineError> {
+        let mut loader = Loader::new(files.source, &spec.parameters(), target.placement(), progress)?;
+        let tables = spec.block.rope_tables(positions, loader.device());
+        Self::load_layer(spec, target, slots, &tables, &mut loader)
+    }
+
+    fn load_layer(
+        spec: &MtpSpec,
+        target: &TargetModel,
+        slots: usize,
+        tables: &Rc<RopeTables>,
+        loader: &mut Loader<'_>,
     ) -> Result<Self, EngineError> {
         let _inference = InferenceMode::enter();
         let MtpSpec { place, block, .. } = spec;
         let layout = place.layout;
-        let mut loader = Loader::new(files.source, &spec.parameters(), target.placement(), progress)?;
         let own_embedding = spec.own_embedding.then(|| place.name(EMBEDDING));
-        let embedding = load_embedding(own_embedding.as_deref(), target, &mut loader)?;
+        let embedding = load_embedding(own_embedding.as_deref(), target, loader)?;
         let table = spec.own_head.then(|| loader.load(&place.name(HEAD))).transpose()?;
-        let mut norm = |name: &str| RmsNorm::load(&place.name(name), block.shape.norm_eps, &mut loader);
+        let mut norm = |name: &str| RmsNorm::load(&place.name(name), block.shape.norm_eps, loader);
         Ok(Self {
             place: place.clone(),
             embedding,
@@ -141,7 +260,7 @@ impl MtpHead {
             input_norm: norm(INPUT_NORM)?,
             output_norm: norm(layout.output_norm)?,
             join: Linear::new(&loader.load(&place.name(layout.join))?, None)?,
-            block: DraftBlock::load(block, room, &mut loader)?,
+            block: DraftBlock::load(block, slots, tables, loader)?,
             output: DraftOutput::over_target(table, spec.hot.as_deref(), target)?,
             width: block.shape.hidden_size,
         })

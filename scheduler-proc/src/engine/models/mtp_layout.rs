@@ -1,6 +1,7 @@
 //! Owns what sets published multi-token-prediction layers apart: their names, what they join in which order, and
 //! which hidden states go in and on.
 
+use super::draft_block;
 use crate::engine::weights::WeightSource;
 
 /// A layer as one group of families stores it in the target's own checkpoint.
@@ -13,6 +14,7 @@ pub(super) struct MtpLayout {
     pub(super) hidden_norm: &'static str,
     /// The projection of token and hidden state, side by side.
     pub(super) join: &'static str,
+    pub(super) mlp_norm: &'static str,
     pub(super) output_norm: &'static str,
     /// The hidden state comes first in what is joined.
     pub(super) hidden_first: bool,
@@ -22,6 +24,8 @@ pub(super) struct MtpLayout {
     pub(super) takes: Norm,
     /// Which of its own it hands to the next draft step.
     pub(super) passes_on: Norm,
+    /// Where there is a layer per draft step: each joins what the one before left, not the target's state.
+    pub(super) chained: bool,
 }
 
 /// A final hidden state on either side of the norm before the head.
@@ -45,11 +49,13 @@ static NEXTN: MtpLayout = MtpLayout {
     token_norm: "enorm.weight",
     hidden_norm: "hnorm.weight",
     join: "eh_proj.weight",
+    mlp_norm: draft_block::MLP_NORM,
     output_norm: "shared_head.norm.weight",
     hidden_first: false,
     blind_start: false,
     takes: Norm::Before,
     passes_on: Norm::Before,
+    chained: true,
 };
 
 static MIMO: MtpLayout = MtpLayout {
@@ -58,14 +64,31 @@ static MIMO: MtpLayout = MtpLayout {
     token_norm: "token_layernorm.weight",
     hidden_norm: "hidden_layernorm.weight",
     join: "input_proj.weight",
+    mlp_norm: draft_block::MLP_NORM,
     output_norm: "final_layernorm.weight",
     hidden_first: true,
     blind_start: true,
     takes: Norm::After,
     passes_on: Norm::After,
+    chained: false,
 };
 
-static LAYOUTS: [&MtpLayout; 2] = [&NEXTN, &MIMO];
+static MIMO_V2: MtpLayout = MtpLayout {
+    family: "MiMo-V2",
+    place: Place::Under("model.mtp.layers."),
+    token_norm: "enorm.weight",
+    hidden_norm: "hnorm.weight",
+    join: "eh_proj.weight",
+    mlp_norm: "pre_mlp_layernorm.weight",
+    output_norm: "final_layernorm.weight",
+    hidden_first: false,
+    blind_start: false,
+    takes: Norm::Before,
+    passes_on: Norm::After,
+    chained: false,
+};
+
+static LAYOUTS: [&MtpLayout; 3] = [&NEXTN, &MIMO, &MIMO_V2];
 
 /// One such layer of one checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]

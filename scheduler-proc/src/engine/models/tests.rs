@@ -1,10 +1,11 @@
 //! Draft heads of every published variant, filled at random, against a plain computation of what they should do: whole
 //! sequences in one go, without pools, plans or packed weights.
 
+mod dflash;
 mod eagle3;
 mod mtp;
 
-pub(in crate::engine) use mtp::nextn_checkpoint;
+pub(in crate::engine) use mtp::mtp_checkpoint;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,31 +1,29 @@
 //! Owns the draft worker that drafts with a network: EAGLE heads and whole smaller models alike.
 //!
-//! Its keys and values lie in a pool of its own, under the slot numbers of the target's: a row that depends on tokens
-//! `0..=i` lies where the target keeps token `i`, so whatever the prefix cache shares of the target's pool it shares
-//! of this one too. Beside it lies the target's hidden state of every slot. A cached prefix therefore needs no
-//! recomputation, and the first row after it finds the hidden state it starts from.
-//!
+//! Its keys and values lie in a pool of its own, under the slot numbers of the target's (see [`super::backlog`]).
 //! Rows of accepted tokens are computed from the target's hidden states, never from the draft's own: those live in
 //! scratch slots and are gone after the step.
 
 use std::time::{Duration, Instant};
 
 use proto::TokenId;
-use rustc_hash::FxHashMap;
 use tch::{Device, Kind, Tensor};
 
+use super::backlog::{Backlog, RequestRows};
 use super::growth::{Chain, Growth, Leaf, Tree};
+use super::plan::{BoxedDrafter, DraftMemory, WorkerPlan};
 use super::tree::DraftTree;
 use super::{Commit, DraftInput, Drafter};
 use crate::batch::{EngineSlot, KvSlot};
-use crate::engine::models::draft::{DraftModel, Inherited};
+use crate::engine::model::{Features, TargetModel};
+use crate::engine::models::draft::{DraftModel, DraftSpec, Inherited};
 use crate::engine::sample::{Chooser, Path};
 use crate::engine::shim::InferenceMode;
 use crate::engine::target::{ForwardRow, LogitRows};
 use crate::engine::{DraftStatus, EngineError};
 
 /// Rows that draft together at most; more take turns.
-const DRAFT_ROWS: usize = 64;
+pub(super) const DRAFT_ROWS: usize = 64;
 
 /// How far and how wide to draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,30 +51,47 @@ impl DraftShape {
     }
 }
 
+/// A [`ModelDrafter`] before its model is loaded.
+pub struct ModelPlan<S> {
+    pub model: S,
+    pub shape: DraftShape,
+}
+
+impl<S: DraftSpec> WorkerPlan for ModelPlan<S> {
+    fn features(&self) -> Features {
+        self.model.features()
+    }
+
+    fn memory(&self) -> DraftMemory {
+        DraftMemory {
+            weights: self.model.weight_values(),
+            per_slot: self.model.slot_values(),
+            scratch_slots: self.shape.scratch_slots(),
+        }
+    }
+
+    fn load(
+        self: Box<Self>,
+        target: &TargetModel,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<BoxedDrafter, EngineError> {
+        let Self { model, shape } = *self;
+        let limits = target.limits();
+        let room = (limits.kv_slots + shape.scratch_slots(), limits.context_len + shape.steps);
+        let model = model.load(target, room, progress)?;
+        Ok(Box::new(ModelDrafter::new(model, shape, limits.kv_slots, target.placement())))
+    }
+}
+
 /// Drafts by running a model ahead of the target.
 pub struct ModelDrafter {
     model: Box<dyn DraftModel>,
     shape: DraftShape,
-    /// The target's hidden state of every slot.
-    hidden: Option<Tensor>,
+    backlog: Backlog,
     first_scratch: KvSlot,
     chooser: Chooser,
-    slots: FxHashMap<EngineSlot, SlotState>,
-    /// Requests that left before all their rows were computed, though others may go on from their slots.
-    left: Vec<SlotState>,
     /// See [`Drafter::caught_up`].
     caught_up: Duration,
-}
-
-/// What is kept for a request between steps.
-#[derive(Debug)]
-struct SlotState {
-    tokens: Vec<TokenId>,
-    kv_slots: Vec<KvSlot>,
-    /// Rows in the draft's pool.
-    ready: usize,
-    /// Rows that could be, since the target has their slots' tokens.
-    possible: usize,
 }
 
 /// Rows to compute from the target's hidden states.
@@ -87,10 +102,12 @@ struct Missing<'a> {
     to: usize,
 }
 
-impl SlotState {
-    fn missing(&self) -> Missing<'_> {
-        let to = self.possible.max(self.ready);
-        Missing { tokens: &self.tokens, kv_slots: &self.kv_slots, from: self.ready, to }
+impl<'a> Missing<'a> {
+    /// Rows of tokens that are final.
+    fn settling(rows: &'a RequestRows, lead: usize) -> Self {
+        let from = rows.covered[0].saturating_sub(lead);
+        let to = rows.possible.saturating_sub(lead);
+        Missing { tokens: &rows.tokens, kv_slots: &rows.kv_slots, from, to }
     }
 }
 
@@ -119,54 +136,14 @@ impl ModelDrafter {
         (kind, device): (Kind, Device),
     ) -> Self {
         let _inference = InferenceMode::enter();
-        let hidden = match model.feature_width() {
-            0 => None,
-            // Left as it comes: no slot is read before it is written.
-            width => Some(Tensor::empty([slots as i64, width as i64], (kind, device))),
-        };
         Self {
+            backlog: Backlog::new(1, model.feature_width(), slots, (kind, device)),
             model,
             shape,
-            hidden,
             first_scratch: slots as KvSlot,
             chooser: Chooser::default(),
-            slots: FxHashMap::default(),
-            left: Vec::new(),
             caught_up: Duration::ZERO,
         }
-    }
-
-    /// Keeps the target's hidden states of newly computed positions.
-    fn keep_hidden(&mut self, commits: &[Commit<'_>], hidden: &Tensor) {
-        let Some(pool) = &mut self.hidden else { return };
-        let slots = commits.iter().flat_map(|commit| &commit.kv_slots[commit.computed.clone()]);
-        let slots: Vec<i64> = slots.map(|&slot| i64::from(slot)).collect();
-        let rows = commits.iter().flat_map(|commit| &commit.hidden_rows);
-        let rows: Vec<i64> = rows.map(|&row| row as i64).collect();
-        if rows.is_empty() {
-            return;
-        }
-        let device = pool.device();
-        let rows = hidden.index_select(0, &Tensor::from_slice(&rows).to_device(device));
-        // What comes back is an alias of the pool.
-        let _ = pool.index_copy_(0, &Tensor::from_slice(&slots).to_device(device), &rows);
-    }
-
-    /// Takes in what a commit says of its request.
-    fn learn(&mut self, commit: &Commit<'_>) {
-        let lead = self.model.lead();
-        let state = self.slots.entry(commit.slot).or_insert_with(|| SlotState {
-            tokens: Vec::new(),
-            kv_slots: Vec::new(),
-            ready: commit.computed.start.saturating_sub(lead),
-            possible: 0,
-        });
-        state.tokens.truncate(commit.tokens.len() - commit.new_len);
-        let known = state.tokens.len();
-        state.tokens.extend_from_slice(&commit.tokens[known..]);
-        state.kv_slots.clear();
-        state.kv_slots.extend_from_slice(&commit.kv_slots[..commit.computed.end]);
-        state.possible = commit.computed.end.saturating_sub(lead);
     }
 
     /// Computes rows from the target's hidden states; what the model leaves for all of them, in order.
@@ -186,31 +163,28 @@ impl ModelDrafter {
         if rows.is_empty() {
             return Ok(None);
         }
-        let features = self.hidden.as_ref().map(|pool| {
-            let slots = missing.iter().flat_map(|missing| &missing.kv_slots[missing.from..missing.to]);
-            let slots: Vec<i64> = slots.map(|&slot| i64::from(slot)).collect();
-            pool.index_select(0, &Tensor::from_slice(&slots).to_device(pool.device()))
-        });
+        let missing = missing.iter().filter(|missing| missing.from < missing.to);
+        let slots = missing.flat_map(|missing| &missing.kv_slots[missing.from..missing.to]);
+        let features = self.backlog.features(slots);
         self.model.forward(&rows, features.as_ref().map(Inherited::Target)).map(Some)
     }
 
     /// Computes what requests left undone that are gone.
     fn settle_left(&mut self) -> Result<(), EngineError> {
-        for state in std::mem::take(&mut self.left) {
-            self.extend(&[state.missing()])?;
+        // One by one: a slot may have had several owners.
+        for rows in self.backlog.take_left() {
+            self.extend(&[Missing::settling(&rows, self.model.lead())])?;
         }
         Ok(())
     }
 
     /// Computes all rows of these requests that others may go on from.
     fn settle(&mut self, slots: impl Iterator<Item = EngineSlot>) -> Result<(), EngineError> {
-        let states: Vec<_> = slots.filter_map(|slot| self.slots.remove_entry(&slot)).collect();
-        let missing: Vec<_> = states.iter().map(|(_, state)| state.missing()).collect();
+        let taken = self.backlog.take(slots);
+        let lead = self.model.lead();
+        let missing: Vec<_> = taken.iter().map(|(_, rows)| Missing::settling(rows, lead)).collect();
         self.extend(&missing)?;
-        for (slot, mut state) in states {
-            state.ready = state.missing().to;
-            self.slots.insert(slot, state);
-        }
+        self.backlog.put_back(taken);
         Ok(())
     }
 
@@ -221,16 +195,13 @@ impl ModelDrafter {
         let mut last = Vec::with_capacity(inputs.len());
         let mut end = 0;
         for input in inputs {
-            let state = self.slots.get_mut(&input.slot).ok_or_else(|| EngineError::Step {
-                stage: "draft",
-                reason: format!("nothing was committed for {:?}", input.slot),
-            })?;
+            let covered = &mut self.backlog.get_mut(input.slot)?.covered[0];
             let to = input.tokens.len().saturating_sub(lead);
             // The root's own row is always computed again: its state is not kept.
-            let from = state.ready.min(to.saturating_sub(1));
+            let from = covered.saturating_sub(lead).min(to.saturating_sub(1));
             end += to - from;
             last.push(end as i64 - 1);
-            state.ready = to;
+            *covered = input.tokens.len();
             missing.push(Missing { tokens: input.tokens, kv_slots: input.kv_slots, from, to });
         }
         let states = self.extend(&missing)?.ok_or_else(|| EngineError::Step {
@@ -337,7 +308,7 @@ impl Branch {
     }
 }
 
-fn select(rows: &Tensor, indices: &[i64]) -> Tensor {
+pub(super) fn select(rows: &Tensor, indices: &[i64]) -> Tensor {
     let all = indices.len() as i64 == rows.size()[0] && (0..).zip(indices).all(|(at, &index)| at == index);
     match all {
         true => rows.shallow_clone(),
@@ -358,25 +329,17 @@ impl Drafter<Option<Tensor>> for ModelDrafter {
 
     fn commit(&mut self, commits: &[Commit<'_>], hidden: Option<&Option<Tensor>>) -> Result<(), EngineError> {
         let _inference = InferenceMode::enter();
-        // First, before a new owner of those slots changes what they hold.
         self.settle_left()?;
-        if let Some(hidden) = hidden.and_then(Option::as_ref) {
-            self.keep_hidden(commits, hidden);
-        }
-        commits.iter().for_each(|commit| self.learn(commit));
+        self.backlog.learn(commits, hidden.and_then(Option::as_ref));
         self.settle(commits.iter().filter(|commit| commit.shares).map(|commit| commit.slot))
     }
 
     fn release(&mut self, slot: EngineSlot) {
-        if let Some(state) = self.slots.remove(&slot)
-            && state.ready < state.possible
-        {
-            self.left.push(state);
-        }
+        self.backlog.release(slot);
     }
 
     fn flush(&mut self) {
-        self.left.clear();
+        self.backlog.flush();
     }
 
     fn status(&self) -> DraftStatus {

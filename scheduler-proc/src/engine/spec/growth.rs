@@ -46,7 +46,7 @@ impl Growth<'_> {
     /// The draft inside a limit.
     pub(super) fn finish(self, limit: DraftLimit) -> DraftTree {
         match self {
-            Self::Chain(chain) => chain.tree.truncated(limit),
+            Self::Chain(chain) => chain.finish(limit),
             Self::Tree(tree) => tree.finish(limit.nodes),
         }
     }
@@ -67,7 +67,12 @@ impl<'a> Chain<'a> {
     }
 
     /// Logits that are not finite end the draft.
-    fn grow(&mut self, chooser: &mut Chooser, logits: &[f32], vocabulary: Vocabulary<'_>) -> Option<Leaf> {
+    pub(super) fn grow(
+        &mut self,
+        chooser: &mut Chooser,
+        logits: &[f32],
+        vocabulary: Vocabulary<'_>,
+    ) -> Option<Leaf> {
         let (token, law) = match vocabulary {
             None => self.take(chooser, logits)?,
             // The best of the few is the best of all.
@@ -83,6 +88,11 @@ impl<'a> Chain<'a> {
         let end = self.tree.len();
         self.tree.push_drawn(end, token, law).expect("the last node has no child yet");
         Some(Leaf { token, parent: 0 })
+    }
+
+    /// The draft inside a limit.
+    pub(super) fn finish(self, limit: DraftLimit) -> DraftTree {
+        self.tree.truncated(limit)
     }
 
     fn take(&self, chooser: &mut Chooser, logits: &[f32]) -> Option<(TokenId, Option<Law>)> {

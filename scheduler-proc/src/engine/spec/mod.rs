@@ -1,10 +1,14 @@
 //! Draft → verify → accept → commit, once, for every algorithm. A draft worker only drafts and learns.
 
+mod backlog;
+pub mod dflash;
 pub mod draft_model;
 mod engine;
 mod growth;
 mod input_logprobs;
+pub mod multi_layer;
 pub mod ngram;
+pub mod plan;
 mod rule;
 pub mod standalone;
 pub mod tree;

@@ -11,9 +11,11 @@ use proto::{NgramConfig, NgramMatchType, TokenId};
 use rustc_hash::FxHashMap;
 
 use self::trie::{Anchors, Trie};
+use super::plan::{BoxedDrafter, WorkerPlan};
 use super::tree::DraftTree;
 use super::{Commit, DraftInput, Drafter};
 use crate::batch::{DraftLimit, EngineSlot};
+use crate::engine::model::TargetModel;
 use crate::engine::{DraftStatus, EngineError};
 
 /// How memories become trees.
@@ -119,5 +121,20 @@ impl<H> Drafter<H> for NgramDrafter {
 
     fn status(&self) -> DraftStatus {
         self.status
+    }
+}
+
+/// There is nothing to load.
+impl WorkerPlan for NgramDrafter {
+    fn may_disagree(&self) -> bool {
+        false
+    }
+
+    fn load(
+        self: Box<Self>,
+        _: &TargetModel,
+        _: &mut dyn FnMut(u64, u64),
+    ) -> Result<BoxedDrafter, EngineError> {
+        Ok(self)
     }
 }

@@ -4,9 +4,42 @@ use proto::{ServeConfig, TokenId, Weights};
 use tch::Tensor;
 
 use crate::engine::EngineError;
-use crate::engine::model::TargetModel;
-use crate::engine::models::draft::{DraftModel, Inherited};
+use crate::engine::model::{Features, TargetModel};
+use crate::engine::models::decoder::DecoderSpec;
+use crate::engine::models::draft::{DraftModel, DraftSpec, Inherited, values};
 use crate::engine::target::{ForwardRow, Logits};
+
+/// A whole model, before it is loaded.
+pub struct StandaloneSpec {
+    /// Of the target.
+    pub config: ServeConfig,
+    pub weights: Weights,
+    pub model: DecoderSpec,
+}
+
+impl DraftSpec for StandaloneSpec {
+    fn features(&self) -> Features {
+        Features::None
+    }
+
+    fn slot_values(&self) -> usize {
+        let kv = self.model.kv_shape();
+        2 * kv.layers * kv.kv_heads * kv.head_dim
+    }
+
+    fn weight_values(&self) -> usize {
+        values(&self.model.parameters())
+    }
+
+    fn load(
+        self,
+        _: &TargetModel,
+        room: (usize, usize),
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Box<dyn DraftModel>, EngineError> {
+        Ok(Box::new(StandaloneModel::load(&self.config, &self.weights, room, progress)?))
+    }
+}
 
 /// A whole model as a draft.
 pub struct StandaloneModel {

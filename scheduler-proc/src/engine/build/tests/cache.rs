@@ -3,10 +3,10 @@
 
 use super::*;
 
-const SHAPES: [Shape; 2] = [chain(4), (4, 4, 13)];
-
-fn pairs() -> [Pair; 4] {
-    [EAGLE, EAGLE3, STANDALONE, NEXTN]
+/// Every kind of draft model, some in a folder that the caller keeps.
+fn pairs() -> (tempfile::TempDir, [Pair; 8]) {
+    let (dir, chained) = in_layout("nextn", MULTI_LAYER);
+    (dir, [EAGLE, EAGLE3, STANDALONE, NEXTN, DFLASH, DFLASH_FIXED, MULTI_LAYER, chained])
 }
 
 /// Drafts and acceptance of a request in an engine that knows nothing.
@@ -16,8 +16,9 @@ fn fresh(pair: Pair, shape: Shape, schedule: Schedule, ask: &Ask) -> Answer {
 
 #[test]
 fn the_second_run_of_a_prompt_accepts_as_the_first() {
-    for pair in pairs() {
-        for shape in SHAPES {
+    let (_dir, pairs) = pairs();
+    for pair in pairs {
+        for shape in pair.shapes {
             for page in [1, 16] {
                 let schedule = Schedule { page, ..PLAIN };
                 let mut rig = Rig::new(pair, Some(shape), schedule);
@@ -35,8 +36,9 @@ fn the_second_run_of_a_prompt_accepts_as_the_first() {
 /// A second turn continues an answer, whose drafts were accepted from a tree or a chain.
 #[test]
 fn a_second_turn_accepts_as_without_a_cache() {
-    for pair in pairs() {
-        for shape in SHAPES {
+    let (_dir, pairs) = pairs();
+    for pair in pairs {
+        for shape in pair.shapes {
             let mut rig = Rig::new(pair, Some(shape), PLAIN);
             let first = rig.serve_one(&greedy(&prompt(pair), 25));
             let turn: Vec<_> = prompt(pair).into_iter().chain(first.ids).chain([9, 4, 7]).collect();
@@ -56,25 +58,27 @@ fn a_second_turn_accepts_as_without_a_cache() {
 /// A request that never drafts leaves a prefix behind that others draft from.
 #[test]
 fn a_prefix_of_a_request_without_speculation_serves_one_with() {
-    for pair in pairs() {
-        let mut rig = Rig::new(pair, Some(chain(4)), PLAIN);
+    let (_dir, pairs) = pairs();
+    for pair in pairs {
+        let mut rig = Rig::new(pair, Some(pair.shapes[0]), PLAIN);
         let plain = Ask { speculates: false, ..greedy(&prompt(pair), 25) };
         let first = rig.serve_one(&plain);
         let turn: Vec<_> = prompt(pair).into_iter().chain(first.ids).chain([9]).collect();
         let ask = greedy(&turn, 30);
         let second = rig.serve_one(&ask);
         assert_eq!(second.cached, prompt(pair).len() + 24);
-        assert_eq!(second.verified, fresh(pair, chain(4), PLAIN, &ask).verified, "{}", pair.draft);
+        assert_eq!(second.verified, fresh(pair, pair.shapes[0], PLAIN, &ask).verified, "{}", pair.draft);
     }
 }
 
 /// A request that comes while another with the same prompt is running takes over its slots.
 #[test]
 fn requests_that_share_a_prompt_while_running_accept_alike() {
-    for pair in pairs() {
+    let (_dir, pairs) = pairs();
+    for pair in pairs {
         for page in [1, 16] {
             let schedule = Schedule { page, chunk: 16, ..PLAIN };
-            let mut rig = Rig::new(pair, Some(chain(4)), schedule);
+            let mut rig = Rig::new(pair, Some(pair.shapes[0]), schedule);
             let ask = greedy(&prompt(pair), 30);
             let answers = rig.serve(&[ask.clone(), ask.clone(), ask.clone()]);
             assert!(answers[2].cached > 0);
@@ -87,12 +91,13 @@ fn requests_that_share_a_prompt_while_running_accept_alike() {
 
 #[test]
 fn a_retracted_request_goes_on_accepting() {
-    for pair in pairs() {
+    let (_dir, pairs) = pairs();
+    for pair in pairs {
         for radix in [true, false] {
             let ask = greedy(&prompt(pair), 40);
-            let whole = fresh(pair, chain(4), PLAIN, &ask);
+            let whole = fresh(pair, pair.shapes[0], PLAIN, &ask);
             let schedule = Schedule { retract_at: Some(5), radix, ..PLAIN };
-            let broken = fresh(pair, chain(4), schedule, &ask);
+            let broken = fresh(pair, pair.shapes[0], schedule, &ask);
             assert_eq!(whole.ids, broken.ids);
             // The step that brings it back makes one token without a draft, so the steps shift a little.
             let (whole, broken) = (whole.counters.accepted_drafts, broken.counters.accepted_drafts);

@@ -256,11 +256,88 @@ fn nextn_chains_are_the_references() {
 fn the_first_drafts_in_nextns_own_layout_are_the_references() {
     let prompts = layout_prompts(NEXTN, "nextn", "chain3", 1);
     assert_eq!(prompts.iter().map(|prompt| prompt.runs.len()).sum::<usize>(), 4);
-    let (_dir, pair) = nextn_layout();
+    let (_dir, pair) = in_layout("nextn", NEXTN);
     check_runs(pair, &prompts);
+}
+
+fn check_multi_layer(pair: Pair, layout: &str, mode: &str) {
+    let prompts = layout_prompts(pair, layout, mode, 3);
+    assert_eq!(prompts.iter().map(|prompt| prompt.runs.len()).sum::<usize>(), 4 * 3);
+    check_runs(pair, &prompts);
+}
+
+/// Every layer on the target's own states, with two sides of its last norm.
+#[test]
+fn layers_that_the_target_feeds_draft_as_the_references() {
+    check_multi_layer(MULTI_LAYER, "mimo7b", "nonchain3");
+    let (_dir, pair) = in_layout("mimo_v2", MULTI_LAYER);
+    check_multi_layer(pair, "mimo_v2", "nonchain3");
+}
+
+#[test]
+fn chained_layers_draft_as_the_references() {
+    let (_dir, pair) = in_layout("nextn", MULTI_LAYER);
+    check_multi_layer(pair, "nextn", "chain3");
 }
 
 #[test]
 fn standalone_chains_are_the_references() {
     check_chains(STANDALONE);
+}
+
+#[derive(Deserialize)]
+struct GoldenBlocks {
+    prompts: Vec<GoldenBlockPrompt>,
+}
+
+#[derive(Deserialize)]
+struct GoldenBlockPrompt {
+    ids: Vec<TokenId>,
+    greedy: Vec<TokenId>,
+    steps: Vec<GoldenBlock>,
+    proposed_drafts: u64,
+    accepted_drafts: u64,
+    accept_histogram: Vec<u64>,
+    fixed_block_run: GoldenRun,
+}
+
+#[derive(Deserialize)]
+struct GoldenBlock {
+    /// Of the last committed token.
+    start: usize,
+    drafted: Vec<TokenId>,
+    accepted: usize,
+    bonus: TokenId,
+}
+
+/// The package's own runs, whose last block is shorter: no longer than the answer may still get, its bonus left out.
+#[test]
+fn dflash_blocks_are_the_references() {
+    let mut rig = Rig::new(DFLASH, Some(chain(7)), PLAIN);
+    for prompt in golden_file::<GoldenBlocks>(DFLASH).prompts {
+        let answer = rig.serve_one(&greedy(&prompt.ids, prompt.greedy.len() + 1));
+        assert_eq!(answer.ids[..prompt.greedy.len()], prompt.greedy);
+        for (step, expect) in answer.verified.iter().zip(&prompt.steps) {
+            let what = format!("prompt of {} at {}", prompt.ids.len(), expect.start);
+            assert_eq!(step.committed, expect.start + 1, "{what}");
+            assert_eq!(step.tree.tokens(), expect.drafted, "{what}");
+            assert_eq!((step.accepted, step.bonus), (expect.accepted, expect.bonus), "{what}");
+        }
+        let counters = answer.counters;
+        assert_eq!(counters.verify_ct, prompt.steps.len() as u64);
+        assert_eq!(counters.proposed_drafts, prompt.proposed_drafts);
+        assert_eq!(counters.accepted_drafts, prompt.accepted_drafts);
+        assert_eq!(trimmed(&counters.acceptance_histogram), trimmed(&prompt.accept_histogram));
+    }
+}
+
+/// The same with whole blocks to the end, as SGLang has them.
+#[test]
+fn fixed_dflash_blocks_are_the_references() {
+    let prompts = golden_file::<GoldenBlocks>(DFLASH).prompts.into_iter().map(|prompt| GoldenPrompt {
+        ids: prompt.ids,
+        greedy: prompt.greedy,
+        runs: vec![prompt.fixed_block_run],
+    });
+    check_runs(DFLASH_FIXED, &prompts.collect::<Vec<_>>());
 }

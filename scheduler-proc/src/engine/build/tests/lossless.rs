@@ -2,8 +2,6 @@
 
 use super::*;
 
-const SHAPES: [Shape; 2] = [chain(4), (4, 4, 13)];
-
 /// Six requests with other options each, at one temperature.
 pub(super) fn mixed(pair: Pair, temperature: f64) -> Vec<Ask> {
     let prompts = prompts(pair);
@@ -66,7 +64,7 @@ fn check(pair: Pair) {
         let asks = mixed(pair, temperature);
         let mut accepted = 0;
         let (plain, _) = ids(&mut Rig::new(pair, None, PLAIN), &asks, false);
-        for shape in SHAPES {
+        for shape in pair.shapes {
             for (page, radix, chunk) in [
                 (1, true, 512),
                 (16, true, 512),
@@ -169,11 +167,28 @@ fn a_draft_after_plain_steps_is_as_good() {
 }
 
 #[test]
+fn dflash_leaves_the_answer_alone() {
+    check(DFLASH);
+}
+
+#[test]
+fn multi_layer_eagle_leaves_the_answer_alone() {
+    check(MULTI_LAYER);
+}
+
+#[test]
+fn chained_layers_leave_the_answer_alone() {
+    let (_dir, chained) = in_layout("nextn", MULTI_LAYER);
+    check(chained);
+}
+
+#[test]
 fn every_length_from_one_token_on() {
-    let (_dir, other_layout) = nextn_layout();
-    for pair in [EAGLE, EAGLE3, STANDALONE, NEXTN, other_layout] {
+    let (_dir, other_layout) = in_layout("nextn", NEXTN);
+    let (_other, chained) = in_layout("nextn", MULTI_LAYER);
+    for pair in [EAGLE, EAGLE3, STANDALONE, NEXTN, other_layout, DFLASH, DFLASH_FIXED, MULTI_LAYER, chained] {
         let mut plain = Rig::new(pair, None, PLAIN);
-        for shape in SHAPES {
+        for shape in pair.shapes {
             let mut rig = Rig::new(pair, Some(shape), PLAIN);
             for max_new in 1..=7 {
                 let ask = greedy(&prompt(pair), max_new);

@@ -26,6 +26,17 @@ fn wrong_pairs_are_refused_with_the_right_flag() {
     check(Pair { algorithm: SpecAlgorithm::Standalone, ..EAGLE3 }, "--speculative-algorithm EAGLE3");
     check(Pair { algorithm: SpecAlgorithm::Eagle3, ..NEXTN }, "--speculative-algorithm NEXTN");
     check(Pair { target: "llama-tiny", ..NEXTN }, "hidden size 48");
+    check(Pair { algorithm: MULTI_LAYER.algorithm, ..EAGLE }, "no multi-token-prediction layers");
+    check(Pair { target: "llama-tiny", ..MULTI_LAYER }, "hidden size 48");
+    for algorithm in [SpecAlgorithm::Eagle, SpecAlgorithm::Eagle3, SpecAlgorithm::Standalone] {
+        check(Pair { algorithm, ..DFLASH }, "--speculative-algorithm DFLASH");
+    }
+    check(Pair { algorithm: DFLASH.algorithm, ..EAGLE }, "--speculative-algorithm EAGLE");
+    check(Pair { algorithm: DFLASH.algorithm, ..EAGLE3 }, "--speculative-algorithm EAGLE3");
+    check(Pair { algorithm: DFLASH.algorithm, ..NEXTN }, "--speculative-algorithm NEXTN");
+    check(Pair { algorithm: DFLASH.algorithm, ..STANDALONE }, "--speculative-algorithm STANDALONE");
+    check(Pair { target: "llama-tiny", ..DFLASH }, "hidden size 48");
+    check(Pair { target: "qwen3-tiny", ..DFLASH }, "a target of 6 layers (num_target_layers)");
 }
 
 #[test]
@@ -33,6 +44,16 @@ fn a_tree_must_hold_its_width_and_no_more_than_it_tries() {
     for shape in [(3, 4, 4), (1, 4, 6), (0, 1, 2), (2, 1, 4), (3, 1, 1)] {
         let error = refusal(EAGLE, shape);
         assert!(error.contains("--speculative-eagle-topk"), "{shape:?}: {error}");
+    }
+}
+
+#[test]
+fn a_step_needs_a_layer_and_layers_have_no_branches() {
+    let error = refusal(MULTI_LAYER, chain(4));
+    assert!(error.contains("has 3 multi-token") && error.contains("--speculative-num-steps 3"), "{error}");
+    let error = refusal(MULTI_LAYER, (3, 2, 6));
+    for part in ["--speculative-eagle-topk", "--enable-multi-layer-eagle"] {
+        assert!(error.contains(part), "{error}");
     }
 }
 
@@ -78,6 +99,62 @@ fn incomplete_heads_are_refused_by_what_is_missing() {
         "model.mtp_layers.0.token_layernorm.weight is missing",
     );
     check(EAGLE, "layers.0.self_attn.k_proj.weight", "layers.0.self_attn.k_proj.weight is missing");
+}
+
+/// What a DFLASH folder has, lacks or says beyond what the network is made of is refused by name.
+#[test]
+fn dflash_models_load_strictly() {
+    let refusal = |dir: &tempfile::TempDir| load_altered(DFLASH, dir).err().expect("refused").to_string();
+    for missing in ["fc.weight", "hidden_norm.weight", "norm.weight", "layers.1.self_attn.q_norm.weight"] {
+        let error = refusal(&altered(DFLASH.draft, |text| text, |name| name != missing));
+        assert!(error.contains(&format!("{missing} is missing")), "{error}");
+    }
+    let says = |key: &str, value: &str, part: &str| {
+        let text = |text: String| {
+            let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+            config["dflash_config"][key] = serde_json::from_str(value).unwrap();
+            config.to_string()
+        };
+        let error = refusal(&altered(DFLASH.draft, text, |_| true));
+        assert!(error.contains(part) && error.contains("--speculative-"), "{error}");
+    };
+    says("mask_token_id", "null", "no mask_token_id");
+    says("mask_token_id", "512", "mask_token_id 512, outside a vocabulary of 512");
+    says("target_layer_ids", "[1, 6]", "outputs of layers [1, 6] (target_layer_ids)");
+    says("target_layer_ids", "[1, 2, 3]", "fc.weight has shape [48, 96], not [48, 144]");
+    says("projector_type", "\"domino\"", "projector_type");
+    says("final_logit_softcapping", "30.0", "final_logit_softcapping");
+    let sliding = |text: String| text.replacen("full_attention", "sliding_attention", 1);
+    let error = refusal(&altered(DFLASH.draft, sliding, |_| true));
+    assert!(error.contains("no sliding_window"), "{error}");
+
+    let dir = altered(DFLASH.draft, |text| text, |_| true);
+    let file = dir.path().join("model.safetensors");
+    let mut tensors = Tensor::read_safetensors(&file).unwrap();
+    tensors.push((
+        "markov_head.markov_w1.weight".into(),
+        Tensor::zeros([4, 4], (tch::Kind::Float, tch::Device::Cpu)),
+    ));
+    let all: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    Tensor::write_safetensors(&all, &file).unwrap();
+    assert!(refusal(&dir).contains("markov_head.markov_w1.weight"));
+}
+
+/// Exports of other tools have other names for the two tensors before the layers.
+#[test]
+fn both_namings_of_a_dflash_model_load() {
+    let dir = altered(DFLASH.draft, |text| text, |_| true);
+    let file = dir.path().join("model.safetensors");
+    let tensors = Tensor::read_safetensors(&file).unwrap();
+    let renamed = |name: &str| match name {
+        "fc.weight" => "model.encoder.fc.weight".to_owned(),
+        "hidden_norm.weight" => "model.encoder.output_norm_enc.weight".to_owned(),
+        name => format!("model.{name}"),
+    };
+    let tensors: Vec<_> = tensors.into_iter().map(|(name, tensor)| (renamed(&name), tensor)).collect();
+    let all: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    Tensor::write_safetensors(&all, &file).unwrap();
+    assert!(load_altered(DFLASH, &dir).is_ok());
 }
 
 /// Published heads of the first EAGLE call themselves plain Llama models.

@@ -7,12 +7,12 @@ use crate::engine::models::mtp_head::{MtpHead, MtpSpec};
 
 const CASE: &str = "mtp-tiny";
 
-/// Writes the golden target with NextN's names in place of MiMo's.
-pub(in crate::engine) fn nextn_checkpoint(to: &Path) {
+/// Writes the golden target with another layout's names in place of MiMo's.
+pub(in crate::engine) fn mtp_checkpoint(to: &Path, layout: &str) {
     let dir = target_dir(CASE);
     let mut tensors = Tensors::read(&dir);
     tensors.0.retain(|name, _| !name.contains("mtp_layers"));
-    let layers = fixtures().join(CASE).join("layout_nextn/model_mtp.safetensors");
+    let layers = fixtures().join(CASE).join(format!("layout_{layout}/model_mtp.safetensors"));
     tensors.0.extend(Tensor::read_safetensors(layers).unwrap());
     let config = std::fs::read(dir.join("config.json")).unwrap();
     tensors.store_in(to, &serde_json::from_slice(&config).unwrap());
@@ -46,7 +46,7 @@ fn check_golden(dir: &Path, variant: &str) {
         logits: LogitRows::None,
     };
     let output = target.forward_hidden(std::slice::from_ref(&row), &[3]).unwrap();
-    let hidden = if variant.starts_with("nextn") { &output.captured[0] } else { &output.hidden };
+    let hidden = if variant.starts_with("mimo7b") { &output.hidden } else { &output.captured[0] };
     let mut head = load(dir, &target, None);
     let row = ForwardRow { tokens: &tokens[1..], ..row };
     let states = head.forward(&[row], Some(Inherited::Target(hidden))).unwrap();
@@ -60,11 +60,14 @@ fn check_golden(dir: &Path, variant: &str) {
 }
 
 #[test]
-fn states_and_logits_are_the_references_in_both_layouts() {
+fn states_and_logits_are_the_references_in_every_layout() {
     check_golden(&target_dir(CASE), "mimo7b.ar1");
     let dir = tempfile::tempdir().unwrap();
-    nextn_checkpoint(dir.path());
+    mtp_checkpoint(dir.path(), "nextn");
     check_golden(dir.path(), "nextn.chain3");
+    let dir = tempfile::tempdir().unwrap();
+    mtp_checkpoint(dir.path(), "mimo_v2");
+    check_golden(dir.path(), "mimo_v2.nonchain3");
 }
 
 /// A NextN layer with everything that is optional, beside a target with norms over heads.
