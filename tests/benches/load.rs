@@ -14,8 +14,8 @@ pub(crate) const NEW_TOKENS: usize = 128;
 pub(crate) fn decode(server: &Server, prompts: &[String], temperature: f64) -> Sample {
     assert_eq!(server.post("/flush_cache", &json!({})).status, 200, "the server is idle");
     std::thread::scope(|scope| {
-        let stream = |(seed, prompt): (usize, &String)| scope.spawn(move || stream(server, prompt, seed, temperature));
-        let streams: Vec<_> = prompts.iter().enumerate().map(stream).collect();
+        let spawn = |(seed, prompt)| scope.spawn(move || stream(server, prompt, seed, temperature));
+        let streams: Vec<_> = prompts.iter().map(String::as_str).enumerate().map(spawn).collect();
         streams.into_iter().map(|stream| stream.join().expect("no request failed")).collect()
     })
 }

@@ -7,6 +7,10 @@ use tch::{Kind, Tensor};
 use super::corpus::{Corpus, Feature};
 use super::generate::hash;
 
+/// Sequences are filled up to a multiple of this, and rows, with ones that count for nothing, to a multiple of the
+/// other: every shape that products of matrices have not seen yet costs them time and memory for good.
+pub(super) const TOKENS_MULTIPLE: usize = 32;
+const ROWS_MULTIPLE: usize = 256;
 /// Batches whose sequences are sorted together by length, so that a batch's are alike and little is filling.
 const SORTED_TOGETHER: usize = 24;
 
@@ -38,7 +42,7 @@ pub(super) struct TrainBatch {
     pub targets: Tensor,
     /// The tokens drafted for, one per row.
     pub labels: Vec<TokenId>,
-    /// Which rows count, per draft step, `[steps, rows]`: 1 or 0.
+    /// Which rows count, per draft step, `[steps, rows]`: 1 or 0, and 0 for all that fill up.
     pub counts: Tensor,
 }
 
@@ -62,7 +66,7 @@ struct Row {
 impl TrainBatch {
     pub(super) fn load(corpus: &Corpus, indices: &[usize], shape: &BatchShape) -> Result<Self> {
         let lengths = indices.iter().map(|&index| positions(corpus, index, shape.seq_len));
-        let tokens = lengths.clone().max().unwrap_or(0);
+        let tokens = lengths.clone().max().unwrap_or(0).next_multiple_of(TOKENS_MULTIPLE);
         let width = corpus.width(shape.feature);
         let hidden = corpus.width(Feature::Final);
         let mut features = vec![0u8; indices.len() * tokens * width * 2];
@@ -89,6 +93,11 @@ impl TrainBatch {
                 }
             }
         }
+        let filled = rows.len().next_multiple_of(ROWS_MULTIPLE);
+        rows.resize(filled, 0);
+        targets.resize(filled * hidden * 2, 0);
+        labels.resize(filled, labels.first().copied().unwrap_or(0));
+        counts.iter_mut().for_each(|counts| counts.resize(filled, 0.0));
         let size = [indices.len() as i64, tokens as i64];
         let bfloat16 = |bytes: &[u8], size: &[i64]| {
             Tensor::from_data_size(bytes, size, Kind::BFloat16).to_kind(shape.kind)

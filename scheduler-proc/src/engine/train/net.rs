@@ -3,6 +3,7 @@
 use proto::Dtype;
 use tch::{Device, Kind, Tensor};
 
+use super::batches::TOKENS_MULTIPLE;
 use super::corpus::Feature;
 use super::dense::{DenseBlock, Past, delayed, linear, rms_norm};
 use super::params::Params;
@@ -54,8 +55,10 @@ pub(super) struct HeadNet {
 }
 
 impl HeadNet {
+    /// For sequences of up to `positions` tokens, filled up.
     pub(super) fn new(spec: HeadSpec, positions: usize) -> Self {
         let shape = spec.shape();
+        let positions = positions.next_multiple_of(TOKENS_MULTIPLE);
         let tables =
             RopeTables::new(shape.rope_theta, &shape.rope_scaling, shape.head_dim, positions, Device::Cpu);
         Self { spec, tables }
