@@ -73,7 +73,8 @@ fn classic(family: &MetricFamily, text: &mut String) {
     }
 }
 
-/// A counter's family is named without the ending of its samples.
+/// A counter's family is named without the ending of its samples. Units are in the names; no UNIT says them again,
+/// because there are readers that refuse one of a histogram.
 fn open_metrics(family: &MetricFamily, text: &mut String) {
     let (kind, name) = match family.type_() {
         MetricType::COUNTER => ("counter", family.name().strip_suffix("_total").unwrap_or(family.name())),
@@ -86,9 +87,6 @@ fn open_metrics(family: &MetricFamily, text: &mut String) {
         text.push('\n');
     };
     put(format_args!("# TYPE {name} {kind}"));
-    if let Some(unit) = ["seconds", "bytes"].into_iter().find(|unit| is_in(name, unit)) {
-        put(format_args!("# UNIT {name} {unit}"));
-    }
     put(format_args!("# HELP {name} {}", escaped(family.help())));
     for metric in family.get_metric() {
         let labels = metric.get_label();
@@ -113,11 +111,6 @@ fn histogram(name: &str, metric: &Metric, put: &mut impl FnMut(std::fmt::Argumen
     put(format_args!("{name}_bucket{} {}", set(labels, Some("+Inf")), histogram.get_sample_count()));
     put(format_args!("{name}_sum{} {}", set(labels, None), histogram.get_sample_sum()));
     put(format_args!("{name}_count{} {}", set(labels, None), histogram.get_sample_count()));
-}
-
-/// Whether a name ends in this unit.
-fn is_in(name: &str, unit: &str) -> bool {
-    name.strip_suffix(unit).is_some_and(|rest| rest.ends_with('_'))
 }
 
 /// Labels in braces; nothing when there are none.

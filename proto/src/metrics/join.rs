@@ -75,7 +75,8 @@ impl Page {
             return false;
         }
         let mut fits = true;
-        for metric in family.take_metric() {
+        for mut metric in family.take_metric() {
+            coarsen(kind, &mut metric);
             match joined.series.entry(labels(&metric)) {
                 Entry::Vacant(place) => {
                     place.insert(metric);
@@ -131,6 +132,26 @@ fn labels(metric: &Metric) -> Labels {
     let mut labels: Labels = metric.get_label().iter().map(pair).collect();
     labels.sort();
     labels
+}
+
+/// What sums are made of: whole multiples of about a microsecond, of which a sum is exact, in whatever order and in
+/// whatever groups it is made. Otherwise a fold could take a counter of seconds back by its last bit, and that is a
+/// restart from zero to who reads it.
+const GRAIN: f64 = 1.0 / (1 << 20) as f64;
+
+fn coarsen(kind: MetricType, metric: &mut Metric) {
+    let coarse = |value: f64| (value / GRAIN).floor() * GRAIN;
+    match kind {
+        MetricType::COUNTER => {
+            let value = coarse(metric.get_counter().value());
+            metric.counter.mut_or_insert_default().set_value(value);
+        }
+        MetricType::HISTOGRAM => {
+            let sum = coarse(metric.get_histogram().get_sample_sum());
+            metric.histogram.mut_or_insert_default().set_sample_sum(sum);
+        }
+        _ => {}
+    }
 }
 
 /// Adds `later` to a series of the same labels. `false` if they do not go together; the later one then stands.
