@@ -9,13 +9,16 @@ use crate::stats::Sample;
 
 pub(crate) const NEW_TOKENS: usize = 128;
 
-/// Runs all prompts at once and measures between the first and the last token of each. What earlier
-/// rounds left in the prefix cache and the n-gram trie is forgotten first.
+/// Runs all prompts at once and measures between the first and the last token of each. What earlier rounds
+/// left in the prefix cache and the n-gram trie is forgotten first.
 pub(crate) fn decode(server: &Server, prompts: &[String], temperature: f64) -> Sample {
     assert_eq!(server.post("/flush_cache", &json!({})).status, 200, "the server is idle");
     std::thread::scope(|scope| {
-        let stream = |(seed, prompt)| scope.spawn(move || stream(server, prompt, seed, temperature));
-        let streams: Vec<_> = prompts.iter().enumerate().map(stream).collect();
+        let streams: Vec<_> = prompts
+            .iter()
+            .enumerate()
+            .map(|(seed, prompt)| scope.spawn(move || stream(server, prompt, seed, temperature)))
+            .collect();
         streams.into_iter().map(|stream| stream.join().expect("no request failed")).collect()
     })
 }
