@@ -20,6 +20,8 @@ use self::costs::Costs;
 pub use self::report::{Reason, Switch};
 use self::slot::Slot;
 
+const PLAIN: DraftTier = DraftTier { num_steps: 0, num_draft_tokens: 1 };
+
 /// What a step showed.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Observation<'a> {
@@ -42,8 +44,6 @@ pub struct AdaptiveDepth {
     active: usize,
     /// What the step runs at that is not observed yet.
     running: Option<DraftTier>,
-    /// Depth of the last step that ran.
-    ran: Option<u32>,
     switches: Vec<Switch>,
 }
 
@@ -54,7 +54,6 @@ impl AdaptiveDepth {
             costs: Costs::default(),
             active: 0,
             running: None,
-            ran: None,
             switches: Vec::new(),
         }
     }
@@ -72,9 +71,8 @@ impl AdaptiveDepth {
             return self.in_force();
         }
         self.route(batch);
-        let slot = &mut self.slots[self.active];
-        let plain = slot.plain().filter(|_| alone && slot.wants_plain(&self.costs, batch));
-        let tier = plain.unwrap_or_else(|| slot.tier());
+        let slot = &self.slots[self.active];
+        let tier = if alone && slot.wants_plain(&self.costs, batch) { PLAIN } else { slot.tier() };
         self.running = Some(tier);
         tier
     }
@@ -83,12 +81,10 @@ impl AdaptiveDepth {
     pub fn observe(&mut self, step: &Observation<'_>) {
         let Some(tier) = self.running.take() else { return };
         let depth = tier.num_steps;
-        // The first step at a depth also computes what plain steps left to the draft; a plain one never does.
-        let typical = depth == 0 || self.ran == Some(depth);
+        let typical = depth == 0 || self.slots[self.active].is_typical();
         if let Some(seconds) = step.seconds.filter(|_| typical) {
             self.costs.record(step.batch, depth, seconds);
         }
-        self.ran = Some(depth);
         self.switches.extend(self.slots[self.active].observe(depth, step, &self.costs));
     }
 

@@ -9,8 +9,8 @@ use crate::stats::Sample;
 
 pub(crate) const NEW_TOKENS: usize = 128;
 
-/// Runs all prompts at once and measures between the first and the last token of each. What earlier
-/// rounds left in the prefix cache and the n-gram trie is forgotten first.
+/// Runs all prompts at once and measures between the first and the last token of each. What earlier rounds
+/// left in the prefix cache and the n-gram trie is forgotten first.
 pub(crate) fn decode(server: &Server, prompts: &[String], temperature: f64) -> Sample {
     assert_eq!(server.post("/flush_cache", &json!({})).status, 200, "the server is idle");
     std::thread::scope(|scope| {

@@ -4,6 +4,8 @@
 const HORIZON: f64 = 256.0;
 /// Rows that say enough.
 const FEWEST_ROWS: f64 = 8.0;
+/// How often a draft behind accepted ones is taken to be right, where nothing is known of it.
+const FURTHER: f64 = 0.8;
 /// Weight of the newest step in the mean that is to tell a change.
 const RECENT: f64 = 0.2;
 /// Steps and rows from which on a change can be told, and by how many standard deviations.
@@ -64,14 +66,16 @@ impl Accepted {
             .then(|| Estimate { mean: self.mean, error: (self.variance() / self.rows).sqrt() })
     }
 
-    /// What depth `there` could accept at best, seen from depth `here`: a shallower draft no more than the first
-    /// drafts of this one; a deeper one more only in rows that accepted everything.
+    /// What depth `there` could well accept, seen from depth `here`: a shallower draft as much as the first drafts of
+    /// this one; a deeper one more only in rows that accepted everything.
     pub(super) fn at_best(&self, here: u32, there: u32) -> Option<f64> {
         let Estimate { mean, .. } = self.estimate()?;
         let share =
             |at_least: u32| self.at_least.get(at_least as usize - 1).map_or(0.0, |rows| rows / self.rows);
         Some(match there > here {
-            true => mean + share(here) * f64::from(there - here),
+            true => {
+                mean + share(here) * (1..=there - here).map(|level| FURTHER.powi(level as i32)).sum::<f64>()
+            }
             false => (1..=there).map(share).sum(),
         })
     }
@@ -127,7 +131,7 @@ mod tests {
         };
         check(1, 0.75);
         check(2, 1.25);
-        check(5, 1.75 + 2.0 * 0.5);
+        check(5, 1.75 + 0.5 * (0.8 + 0.64));
         check(0, 0.0);
     }
 }

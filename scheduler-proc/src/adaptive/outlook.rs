@@ -2,6 +2,7 @@
 //! not, what they could be at best.
 
 use super::accepted::Estimate;
+use super::costs::Cost;
 
 /// One candidate, as seen from the depth in force.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -41,12 +42,12 @@ impl Rows {
         self.batch as f64 * (1.0 + self.speculating * accepted.max(0.0)) / seconds.max(1e-9)
     }
 
-    pub(super) fn measured(self, accepted: Estimate, seconds: f64) -> Rate {
-        let Estimate { mean, error } = accepted;
+    pub(super) fn measured(self, accepted: Estimate, cost: Cost) -> Rate {
+        let (Estimate { mean, error }, Cost { seconds, error: doubt }) = (accepted, cost);
         Rate {
-            low: self.rate(mean - error, seconds),
+            low: self.rate(mean - error, seconds * (1.0 + doubt)),
             mean: self.rate(mean, seconds),
-            high: self.rate(mean + error, seconds),
+            high: self.rate(mean + error, seconds * (1.0 - doubt)),
         }
     }
 }

@@ -10,11 +10,8 @@ use super::outlook::{Outlook, Rows};
 use super::report::{Reason, Switch};
 use super::rule;
 
-/// Steps after which a plain step is timed again, and how old its time may be where it decides.
-const PLAIN_EVERY: u64 = 64;
-const PLAIN_FRESH: u64 = 24;
-/// Plain steps timed at once.
-const PLAIN_BURST: u64 = 2;
+/// Steps after which a plain step is timed again beside the depth in force.
+const PLAIN_EVERY: u64 = 48;
 /// Steps that a depth is not tried again after it was left; doubles with every visit that is not longer than that.
 const FIRST_BACKOFF: u64 = 64;
 /// How many times faster plain decoding must be for a depth to be left at once.
@@ -36,8 +33,6 @@ pub(super) struct Slot {
     steps: u64,
     /// When the depth in force came into force.
     since: u64,
-    /// Plain steps still to be timed.
-    plain_wanted: u64,
     rows: Rows,
 }
 
@@ -61,7 +56,6 @@ impl Slot {
             updates: 0,
             steps: 0,
             since: 0,
-            plain_wanted: 0,
             rows: Rows { batch: config.batch_size as usize, speculating: 1.0 },
             config: config.clone(),
         }
@@ -75,22 +69,16 @@ impl Slot {
         self.config.tiers[self.at]
     }
 
-    /// Plain decoding, where it is a candidate.
-    pub(super) fn plain(&self) -> Option<DraftTier> {
-        self.config.tiers.first().copied().filter(|tier| tier.num_steps == 0)
+    /// Whether the next step must be a plain one, to know what this depth costs beside it.
+    pub(super) fn wants_plain(&self, costs: &Costs, batch: usize) -> bool {
+        let depth = self.tier().num_steps;
+        self.config.cost_margin.is_some() && depth > 0 && costs.wants_plain(batch, depth, PLAIN_EVERY)
     }
 
-    /// Whether a plain step must be timed: nothing can be compared with what was never measured, or long ago.
-    pub(super) fn wants_plain(&mut self, costs: &Costs, batch: usize) -> bool {
-        if self.config.cost_margin.is_none() || self.tier().num_steps == 0 {
-            return false;
-        }
-        let unknown = costs.seconds(batch, 0).is_none();
-        if unknown || self.plain_wanted > 0 {
-            self.plain_wanted = self.plain_wanted.saturating_sub(1);
-            return true;
-        }
-        costs.age(batch, 0) >= PLAIN_EVERY
+    /// Whether a step at the depth in force takes what such steps usually take: the first one also computes what plain
+    /// steps left to the draft.
+    pub(super) fn is_typical(&self) -> bool {
+        self.steps > self.since
     }
 
     /// Takes in a step that ran at `depth`; says what it changed.
@@ -109,7 +97,7 @@ impl Slot {
         let outlooks = self.outlooks(costs);
         let (to, reason) = match self.hopeless(&outlooks) {
             Some(plain) => (plain, Reason::PlainFaster),
-            None => self.decide(&outlooks, costs)?,
+            None => self.decide(&outlooks)?,
         };
         let switch = self.describe(current, self.config.tiers[to].num_steps, reason, outlooks);
         self.go(to, &switch.outlooks);
@@ -165,7 +153,7 @@ impl Slot {
         (here.high * HOPELESS < plain.rate?.mean).then_some(0)
     }
 
-    fn decide(&mut self, outlooks: &[Outlook], costs: &Costs) -> Option<(usize, Reason)> {
+    fn decide(&self, outlooks: &[Outlook]) -> Option<(usize, Reason)> {
         let warm = self.updates.checked_sub(u64::from(self.config.warmup_batches));
         let due = warm.unwrap_or(self.updates) % u64::from(self.config.update_interval) == 0;
         if !due || self.dwelt() < u64::from(self.config.min_dwell) {
@@ -175,14 +163,8 @@ impl Slot {
             if let Some(decision) = self.promising(outlooks, margin) {
                 return Some(decision);
             }
-            match self.faster(outlooks, margin) {
-                Some((_, Reason::PlainFaster)) if costs.age(self.rows.batch, 0) > PLAIN_FRESH => {
-                    // Decided on times of now, in a moment.
-                    self.plain_wanted = PLAIN_BURST;
-                    return None;
-                }
-                Some(decision) => return Some(decision),
-                None => {}
+            if let Some(decision) = self.faster(outlooks, margin) {
+                return Some(decision);
             }
         }
         warm.filter(|&updates| updates > 0).and_then(|_| self.wished(outlooks))
@@ -192,13 +174,13 @@ impl Slot {
     fn promising(&self, outlooks: &[Outlook], margin: f64) -> Option<(usize, Reason)> {
         let here = outlooks[self.at].rate.filter(|_| self.tier().num_steps > 0)?;
         let known = outlooks.iter().filter_map(|outlook| outlook.rate).map(|rate| rate.mean);
-        // At best is seldom: what promises little more is not worth the try.
+        // What promises little more is not worth the try. The nearest one is dared first.
         let to_beat = known.fold(here.high, f64::max) * (1.0 + 2.0 * margin);
         let promises = outlooks.iter().enumerate().filter(|(_, outlook)| outlook.waits == 0);
-        let (best, promise) = promises
-            .filter_map(|(index, outlook)| Some((index, outlook.promise?)))
-            .max_by(|a, b| a.1.total_cmp(&b.1))?;
-        (promise > to_beat).then_some((best, Reason::Promise))
+        let (nearest, _) = promises
+            .filter(|(_, outlook)| outlook.promise.is_some_and(|promise| promise > to_beat))
+            .min_by_key(|&(index, _)| index.abs_diff(self.at))?;
+        Some((nearest, Reason::Promise))
     }
 
     /// What is measured to be faster, beyond the errors; plain decoding needs no margin.
@@ -246,7 +228,8 @@ impl Slot {
                 _ => None,
             }
         };
-        let seconds = |steps: u32| costs.seconds(self.rows.batch, steps);
+        let cost = |steps: u32| costs.of(self.rows.batch, steps);
+        let seconds = |steps: u32| cost(steps).map(|cost| cost.seconds);
         let here = self.tier().num_steps;
         let best = |index: usize| {
             let there = self.config.tiers[index].num_steps;
@@ -261,12 +244,12 @@ impl Slot {
             Some(self.rows.rate(accepted, like?))
         };
         let outlook = |(index, tier): (usize, &DraftTier)| {
-            let (accepted, seconds) = (known(index), seconds(tier.num_steps));
-            let rate = accepted.zip(seconds).map(|(accepted, seconds)| self.rows.measured(accepted, seconds));
+            let (accepted, cost) = (known(index), cost(tier.num_steps));
+            let rate = accepted.zip(cost).map(|(accepted, cost)| self.rows.measured(accepted, cost));
             Outlook {
                 steps: tier.num_steps,
                 accepted,
-                seconds,
+                seconds: cost.map(|cost| cost.seconds),
                 rate,
                 promise: if rate.is_none() && index != self.at { best(index) } else { None },
                 waits: self.candidates[index].believed_until.saturating_sub(self.steps),

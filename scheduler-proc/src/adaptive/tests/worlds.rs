@@ -17,11 +17,21 @@ struct World {
     level: f64,
     /// Share by which times scatter.
     noise: f64,
+    /// How many times slower all steps are when others use the machine, which comes and goes.
+    busy: f64,
 }
 
 /// A machine that streams weights and verifies sixteen rows for nothing.
-const MACHINE: World =
-    World { first: 0.0, next: 0.0, step: 0.012, row: 0.0004, free_rows: 16, level: 0.0, noise: 0.05 };
+const MACHINE: World = World {
+    first: 0.0,
+    next: 0.0,
+    step: 0.012,
+    row: 0.0004,
+    free_rows: 16,
+    level: 0.0,
+    noise: 0.05,
+    busy: 1.0,
+};
 /// N-grams on everyday questions: few matches.
 const HARD: World = World { first: 0.2, next: 0.4, ..MACHINE };
 /// The same on a text that is copied.
@@ -94,8 +104,10 @@ impl Course {
                 .map(|row| world.accepted(depth, |position| uniform(seed, row, position)))
                 .collect();
             let scatter = uniform(self.seed ^ 99, self.step, 0) - 0.5;
-            let took = world.seconds(batch, depth) * (1.0 + 2.0 * world.noise * scatter);
-            seconds += took;
+            let busy = if uniform(self.seed ^ 77, self.step / 70, 0) < 0.5 { 1.0 } else { world.busy };
+            // What the machine's other users cost is nobody's fault here.
+            seconds += world.seconds(batch, depth);
+            let took = world.seconds(batch, depth) * (1.0 + 2.0 * world.noise * scatter) * busy;
             tokens += batch + accepted.iter().sum::<usize>();
             self.depth.observe(&Observation {
                 batch,
@@ -133,8 +145,8 @@ fn never_much_slower_than_plain_and_near_the_best_depth() {
                     format!("{name} at {batch}, seed {seed}: {stretch:?}, plain {plain:.1}, best {best:.1}");
                 assert!(begin.rate > 0.8 * plain, "the start of {what}");
                 assert!(stretch.rate > 0.97 * plain, "{what}");
-                assert!(stretch.rate > 0.93 * best, "{what}");
-                assert!(stretch.switches <= 30, "flaps: {what}");
+                assert!(stretch.rate > 0.9 * best, "{what}");
+                assert!(stretch.switches <= 20, "flaps: {what}");
             }
         }
     }
@@ -159,6 +171,25 @@ fn follows_what_is_asked() {
     }
 }
 
+/// Machines that are three times slower now and then: times of then are no reason now.
+#[test]
+fn a_busy_machine_confuses_nobody() {
+    for (name, world) in [("hard", HARD), ("easy", EASY)] {
+        let world = World { busy: 3.0, noise: 0.15, ..world };
+        for batch in BATCHES {
+            for seed in 0..5 {
+                let mut course = Course::ngram(seed);
+                course.run(world, batch, 200);
+                let stretch = course.run(world, batch, 3000);
+                let what =
+                    format!("{name} at {batch}, seed {seed}: {stretch:?}, plain {}", world.rate(batch, 0));
+                assert!(stretch.rate > 0.97 * world.rate(batch, 0), "{what}");
+                assert!(stretch.switches <= 30, "{what}");
+            }
+        }
+    }
+}
+
 /// Two depths that are equally fast: noise must not make it restless.
 #[test]
 fn equal_depths_do_not_flap() {
@@ -166,7 +197,7 @@ fn equal_depths_do_not_flap() {
     for seed in 0..10 {
         let mut course = Course::new(vec![ours(1, &[0, 1])], seed);
         let stretch = course.run(world, 8, 5000);
-        assert!(stretch.switches <= 40, "seed {seed}: {stretch:?}");
+        assert!(stretch.switches <= 20, "seed {seed}: {stretch:?}");
         assert!(stretch.rate > 0.97 * world.rate(8, 0), "seed {seed}: {stretch:?}");
     }
 }
