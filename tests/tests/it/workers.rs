@@ -203,9 +203,20 @@ fn layer_runs(mut golden: Value, mode: &str) -> Value {
 fn fixed_block_runs(mut golden: Value, shortened: bool) -> Value {
     for prompt in golden["prompts"].as_array_mut().unwrap() {
         let run = prompt["fixed_block_run"].take();
+        prompt["greedy_extra"] = overshoot(&run);
         prompt["runs"] = if shortened { json!([]) } else { json!([run]) };
     }
     golden
+}
+
+/// What the last step of a run made beyond the answer.
+fn overshoot(run: &Value) -> Value {
+    let last = run["steps"].as_array().unwrap().last().unwrap();
+    let mut made = ids(&last["drafted"]);
+    made.truncate(last["accepted"].as_u64().unwrap() as usize);
+    made.extend(last["bonus"].as_u64());
+    let beyond = run["overshoot_tokens_in_last_step"].as_u64().unwrap() as usize;
+    json!(made[made.len() - beyond..])
 }
 
 pub(crate) fn ids(list: &Value) -> Vec<u64> {
