@@ -146,7 +146,7 @@ pub struct SpecArgs {
     /// Let the depth of drafts follow acceptance, load and measured step times
     #[arg(long)]
     pub speculative_adaptive: bool,
-    /// JSON file of the depths to choose from by batch size, as SGLang's [default: 0 to 7, fewer in larger batches]
+    /// JSON file of the depths to choose from by batch size, as SGLang's [default: 0 to 7, NGRAM 0 to 11; fewer in larger batches]
     #[arg(long, value_name = "PATH")]
     pub speculative_adaptive_config: Option<PathBuf>,
     /// Accept a sampled draft by the ratio of both models' probabilities (EAGLE and EAGLE3 with eagle-topk 1); output then depends on the draft

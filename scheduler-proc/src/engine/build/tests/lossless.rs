@@ -123,7 +123,7 @@ fn changing_depth_leaves_the_answer_alone() {
         for temperature in [0.0, 0.8] {
             let asks = mixed(pair, temperature);
             let plain = ids(&mut Rig::new(pair, None, PLAIN), &asks, false).0;
-            for (shape, page) in [(chain(4), 1), (SHAPES[1], 16)] {
+            for (shape, page) in [(chain(4), 1), (pair.shapes[1], 16)] {
                 let mut rig = Rig::new(pair, Some(shape), Schedule { page, ..PLAIN });
                 for depths in [&[4, 0, 1, 0, 0, 3, 2][..], &[0, 0, 0, 0, 4]] {
                     rig.depths = depths;
@@ -141,7 +141,7 @@ fn changing_depth_leaves_the_answer_alone() {
 #[test]
 fn a_draft_after_plain_steps_is_as_good() {
     for pair in [EAGLE, EAGLE3, STANDALONE, NEXTN] {
-        for shape in [chain(4), SHAPES[1]] {
+        for shape in [chain(4), pair.shapes[1]] {
             let ask = greedy(&prompt(pair), 40);
             let trees = |depths: &'static [usize]| {
                 let mut rig = Rig::new(pair, Some(shape), PLAIN);
