@@ -28,7 +28,7 @@ pub enum ToTokenizer {
     FlushCache(FlushCacheReqOutput),
     InternalState(GetInternalStateReqOutput),
     /// From another tokenizer process, by way of the scheduler: `rid` is a client's name.
-    Abort(AbortReq),
+    AbortFromElsewhere(AbortReq),
     /// From the scheduler: it was told to leave. What it holds goes to its successor, and was not the reason.
     Leaving,
 }

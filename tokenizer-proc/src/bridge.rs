@@ -204,7 +204,9 @@ impl Inbox {
                 self.registry.scheduler_ready();
                 self.view.send_modify(|view| (view.up, view.info) = (true, Some(info)));
             }
-            ToTokenizer::Abort(abort) => self.registry.abort(abort.rid.as_ref().filter(|_| !abort.abort_all)),
+            ToTokenizer::AbortFromElsewhere(abort) => {
+                self.registry.abort(abort.rid.as_ref().filter(|_| !abort.abort_all))
+            }
             ToTokenizer::Leaving => self.registry.scheduler_leaves(),
             ToTokenizer::Refused { rid, reason } => self.registry.refuse(&rid, reason),
             ToTokenizer::FlushCache(reply) => {

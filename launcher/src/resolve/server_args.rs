@@ -28,6 +28,7 @@ pub(super) fn of(config: &ServeConfig, args: &Args) -> Map<String, Value> {
     all.insert("heartbeat_timeout".into(), json!(args.processes.heartbeat_timeout));
     all.insert("restart_limit".into(), json!(args.processes.restart_limit));
     all.insert("metrics_port".into(), json!(args.logs.metrics_port));
+    all.insert("sample_chat".into(), json!(args.logs.sample_chat));
     all.insert("load_format".into(), json!(load_format(args.model.load_format, &config.model.weights)));
     let draft_format = config.spec.as_ref().and_then(|spec| spec.algorithm.draft_model());
     let draft_format = draft_format.map(|draft| load_format(LoadFormat::Auto, &draft.weights));

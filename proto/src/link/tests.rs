@@ -60,7 +60,7 @@ fn golden_frames() {
     assert_eq!(Frame::Hello(hello.clone()).encode(), bytes);
     assert_eq!(Frame::decode(&bytes.clone().into()).unwrap(), Frame::Hello(hello));
     bytes[1] = 3;
-    assert!(matches!(Frame::decode(&bytes.into()), Err(FrameError::Version { theirs: 2 })));
+    assert!(matches!(Frame::decode(&bytes.into()), Err(FrameError::Version { theirs: 3 })));
     let number = |kind: u8| [&[kind, 2, 1, 0, 0, 0, 0, 0, 0][..], b""].concat();
     for (frame, bytes) in [
         (Frame::Start { next: 258 }, number(b'S')),

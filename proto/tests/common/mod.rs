@@ -228,7 +228,7 @@ impl Filler {
             ("refused", ToTokenizer::Refused { rid: self.rid(), reason: self.finish() }),
             ("flush_cache", ToTokenizer::FlushCache(flush)),
             ("internal_state", ToTokenizer::InternalState(internal)),
-            ("abort", ToTokenizer::Abort(abort_by_name())),
+            ("abort", ToTokenizer::AbortFromElsewhere(abort_by_name())),
             ("leaving", ToTokenizer::Leaving),
         ]
     }

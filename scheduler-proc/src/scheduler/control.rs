@@ -35,7 +35,7 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
             ToScheduler::Abort(abort) => self.abort(&abort),
             ToScheduler::AbortElsewhere(abort) => {
                 for other in self.config.topology.fronts().filter(|other| *other != front) {
-                    self.outbox.reply(other, ToTokenizer::Abort(abort.clone()));
+                    self.outbox.reply(other, ToTokenizer::AbortFromElsewhere(abort.clone()));
                 }
             }
             ToScheduler::FlushCache(flush) => self.flush_cache(front, &flush),

@@ -38,19 +38,19 @@ pub struct Args {
     #[arg(long, default_value_t = 64)]
     pub generate_rows: usize,
     /// Passes over the corpus.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 2)]
     pub epochs: usize,
     /// Sequences per optimizer step.
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 12)]
     pub batch_size: usize,
     /// Tokens of a sequence; longer ones are cut.
     #[arg(long, default_value_t = 512)]
     pub seq_len: usize,
     /// Highest learning rate.
-    #[arg(long, default_value_t = 3e-4)]
+    #[arg(long, default_value_t = 1e-3)]
     pub lr: f64,
     /// Draft steps the head is trained to take on its own states.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 3)]
     pub unroll: usize,
     /// Tokens the loss looks at and, for EAGLE3, the draft's own vocabulary: the most frequent of the corpus.
     #[arg(long, default_value_t = 8192)]

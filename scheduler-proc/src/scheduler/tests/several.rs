@@ -134,5 +134,8 @@ fn an_abort_by_a_clients_name_is_passed_on_to_the_others() {
     scheduler.tell_from(Front(1), ToScheduler::AbortElsewhere(abort.clone()));
     let recorder = scheduler.recorder();
     assert_eq!(recorder.replied_to, [Front(0), Front(2)]);
-    assert_eq!(recorder.replies, [ToTokenizer::Abort(abort.clone()), ToTokenizer::Abort(abort)]);
+    assert_eq!(
+        recorder.replies,
+        [ToTokenizer::AbortFromElsewhere(abort.clone()), ToTokenizer::AbortFromElsewhere(abort)]
+    );
 }
