@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use proto::ServeConfig;
+use proto::{ServeConfig, SpecCounters};
 use reqwest::blocking::Client;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -50,7 +50,7 @@ struct Extension {
     spec_tokens_details: Option<Details>,
 }
 
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 struct Details {
     spec_verify_ct: u64,
     spec_accepted_drafts: u64,
@@ -63,7 +63,7 @@ struct Sum {
     text: String,
     tokens: u64,
     seconds: f64,
-    details: Details,
+    spec: SpecCounters,
 }
 
 impl SampleChat {
@@ -113,9 +113,12 @@ impl SampleChat {
         let details = reply.sglext.and_then(|extension| extension.spec_tokens_details).unwrap_or_default();
         sum.text = reply.choices.into_iter().next().and_then(|c| c.message.content).unwrap_or_default();
         sum.tokens += reply.usage.completion_tokens;
-        sum.details.spec_verify_ct += details.spec_verify_ct;
-        sum.details.spec_accepted_drafts += details.spec_accepted_drafts;
-        sum.details.spec_proposed_drafts += details.spec_proposed_drafts;
+        sum.spec.add(&SpecCounters {
+            verify_ct: details.spec_verify_ct,
+            accepted_drafts: details.spec_accepted_drafts,
+            proposed_drafts: details.spec_proposed_drafts,
+            ..SpecCounters::default()
+        });
         Ok(())
     }
 
@@ -128,14 +131,12 @@ impl SampleChat {
             format!("{:<22} {:>9.1} {:>14} {:>12}", "without speculation", rate(plain), "1.00", "-"),
         ];
         if let Some(algorithm) = self.algorithm {
-            let Details { spec_verify_ct, spec_accepted_drafts, spec_proposed_drafts } = drafted.details;
-            let per = |count: u64, of: u64| count as f64 / of.max(1) as f64;
             lines.push(format!(
                 "{:<22} {:>9.1} {:>14.2} {:>12.2}",
                 format!("with {algorithm}"),
                 rate(drafted),
-                1.0 + per(spec_accepted_drafts, spec_verify_ct),
-                per(spec_accepted_drafts, spec_proposed_drafts),
+                drafted.spec.accept_length().unwrap_or(1.0),
+                drafted.spec.accept_rate().unwrap_or(0.0),
             ));
             if drafted.text != plain.text {
                 lines.push("The two answers differ, which they must not: please report it.".to_owned());
@@ -152,9 +153,14 @@ mod tests {
     #[test]
     fn the_table_counts_the_bonus_in_the_length_and_not_in_the_rate() {
         let chat = SampleChat { url: String::new(), api_key: None, algorithm: Some("EAGLE") };
-        let plain = Sum { text: "a".into(), tokens: 100, seconds: 2.0, details: Details::default() };
-        let details = Details { spec_verify_ct: 40, spec_accepted_drafts: 60, spec_proposed_drafts: 120 };
-        let drafted = Sum { text: "a".into(), tokens: 100, seconds: 1.0, details };
+        let plain = Sum { text: "a".into(), tokens: 100, seconds: 2.0, spec: SpecCounters::default() };
+        let spec = SpecCounters {
+            verify_ct: 40,
+            accepted_drafts: 60,
+            proposed_drafts: 120,
+            ..SpecCounters::default()
+        };
+        let drafted = Sum { text: "a".into(), tokens: 100, seconds: 1.0, spec };
         let table = chat.table(&plain, &drafted);
         let row = |name: &str| {
             let line = table.lines().find(|line| line.starts_with(name)).unwrap();

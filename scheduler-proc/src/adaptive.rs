@@ -11,7 +11,7 @@ mod report;
 mod rule;
 mod slot;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use proto::{AdaptiveConfig, DraftTier};
 use serde_json::Value;

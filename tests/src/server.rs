@@ -44,7 +44,7 @@ impl ServerOptions {
         Self::plain().with(&["--speculative-algorithm", "NGRAM"])
     }
 
-    /// The default model with the EAGLE head that lies beside it, as `make run` serves it.
+    /// The default model with the EAGLE head that lies beside it, in trees of the default shape.
     pub fn eagle() -> Self {
         let head = repository().join("models/SmolLM2-135M-Instruct-EAGLE");
         let map = head.join("token_map.json").display().to_string();

@@ -13,7 +13,7 @@ fn tier(num_steps: u32) -> DraftTier {
 }
 
 /// SGLang's rule alone, deciding at every step, on the last step alone.
-fn sglang(batch_size: u32, steps: &[u32]) -> AdaptiveSlot {
+pub(crate) fn sglang(batch_size: u32, steps: &[u32]) -> AdaptiveSlot {
     AdaptiveSlot {
         batch_size,
         tiers: steps.iter().copied().map(tier).collect(),

@@ -95,18 +95,14 @@ fn eagle(
     draft: &DraftModelConfig,
     shape: DraftShape,
 ) -> Result<Box<dyn WorkerPlan>, EngineError> {
-    let own = draft.weights == config.model.weights;
-    if own && !matches!(draft.weights, Weights::Safetensors(_)) {
-        return Err(no_mtp_layer());
-    }
-    let files = DraftFiles::open(head_folder(&draft.weights)?)?;
+    let files = layer_files(config, draft)?;
     let target = model::shape_of(&config.model.weights)?;
     let hot = hot_tokens(draft, &target, shape.topk)?;
     if let Some(spec) = MtpSpec::find(&files, &target, hot.as_deref())? {
         tracing::info!(family = spec.family(), "drafting with the checkpoint's multi-token-prediction layer");
         return ahead(Head { spec, files }, shape);
     }
-    if own {
+    if is_own(config, draft) {
         return Err(no_mtp_layer());
     }
     let spec = EagleSpec::read(&files, &target, hot.as_deref())?;
@@ -129,10 +125,7 @@ fn multi_layer(
         });
     }
     check_shape(shape)?;
-    if draft.weights == config.model.weights && !matches!(draft.weights, Weights::Safetensors(_)) {
-        return Err(no_mtp_layer());
-    }
-    let files = DraftFiles::open(head_folder(&draft.weights)?)?;
+    let files = layer_files(config, draft)?;
     let target = model::shape_of(&config.model.weights)?;
     let hot = hot_tokens(draft, &target, shape.topk)?;
     let layers = MtpLayers::find(files, &target, hot.as_deref(), shape.steps)?;
@@ -201,6 +194,19 @@ fn hot_tokens(
             ),
         }),
     }
+}
+
+/// Whether the target drafts for itself.
+fn is_own(config: &ServeConfig, draft: &DraftModelConfig) -> bool {
+    draft.weights == config.model.weights
+}
+
+/// The folder of a head, which may be the target's own.
+fn layer_files(config: &ServeConfig, draft: &DraftModelConfig) -> Result<DraftFiles, EngineError> {
+    if is_own(config, draft) && !matches!(draft.weights, Weights::Safetensors(_)) {
+        return Err(no_mtp_layer());
+    }
+    DraftFiles::open(head_folder(&draft.weights)?)
 }
 
 fn no_mtp_layer() -> EngineError {

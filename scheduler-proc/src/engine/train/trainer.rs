@@ -126,10 +126,11 @@ impl Trainer<'_> {
     fn look_at_heldout(&self) -> Result<Seen> {
         let recipe = &self.state.recipe;
         let heldout = batches::usable(self.corpus, recipe.seq_len, Split::Heldout);
+        let params = self.state.params.cast(self.kind);
         let mut seen = Seen::default();
         for indices in batches::plan(&heldout, recipe.batch_size, recipe.seed, 0) {
             let batch = self.batch(&indices)?;
-            seen.add(&tch::no_grad(|| self.loss(&self.state.params.cast(self.kind), &batch, 0).0));
+            seen.add(&tch::no_grad(|| self.loss(&params, &batch, 0).0));
         }
         Ok(seen)
     }

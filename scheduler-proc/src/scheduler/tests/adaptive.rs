@@ -1,33 +1,15 @@
 //! Depth that changes while requests run.
 
 use proto::{
-    AcceptanceRule, AdaptiveConfig, AdaptiveSlot, DraftTier, NgramConfig, NgramMatchType, SpecAlgorithm,
-    SpecConfig,
+    AcceptanceRule, AdaptiveConfig, AdaptiveSlot, NgramConfig, NgramMatchType, SpecAlgorithm, SpecConfig,
 };
 
 use super::*;
+use crate::adaptive::tests::sglang;
 
-fn tier(num_steps: u32) -> DraftTier {
-    DraftTier { num_steps, num_draft_tokens: num_steps + 1 }
-}
-
-/// Decides at every step by the last one alone, as SGLang would.
+/// Decides at every step by the last one alone, as SGLang would, from the first depth on.
 fn slot(batch_size: u32, steps: &[u32]) -> AdaptiveSlot {
-    AdaptiveSlot {
-        batch_size,
-        tiers: steps.iter().copied().map(tier).collect(),
-        initial_steps: steps[0],
-        ema_alpha: 1.0,
-        update_interval: 1,
-        warmup_batches: 0,
-        down_hysteresis: 0.0,
-        up_hysteresis: 0.0,
-        ceiling_coeff: 0.0,
-        min_dwell: 0,
-        max_backoff: 0,
-        cost_margin: None,
-        isolate_depths: false,
-    }
+    AdaptiveSlot { initial_steps: steps[0], ..sglang(batch_size, steps) }
 }
 
 fn spec(deepest: u32, slots: Vec<AdaptiveSlot>) -> SpecConfig {
