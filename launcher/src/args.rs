@@ -131,7 +131,7 @@ pub struct SpecArgs {
     /// Form of the draft model's weights [default: seen from its files]
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub speculative_draft_load_format: Option<LoadFormat>,
-    /// The only tokens an EAGLE head drafts: a .pt, .safetensors or .json file with one list of ids [default: all]
+    /// The only tokens an EAGLE or DFLASH head drafts: a .pt, .safetensors or .json file with one list of ids [default: all]
     #[arg(long, value_name = "PATH")]
     pub speculative_token_map: Option<PathBuf>,
     /// Depth of a draft [default: Llama with EAGLE or EAGLE3 5, other draft models and several layers 3, NGRAM num-draft-tokens / eagle-topk]

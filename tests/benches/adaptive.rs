@@ -4,6 +4,7 @@
 //!
 //! usage: cargo bench -p tests --bench adaptive [-- BATCH...]
 
+#[allow(dead_code, reason = "one prompt alone is another benchmark's")]
 mod load;
 #[allow(dead_code, reason = "prompts of tokens are another benchmark's")]
 mod prompts;

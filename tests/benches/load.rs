@@ -12,12 +12,22 @@ pub(crate) const NEW_TOKENS: usize = 128;
 /// Runs all prompts at once and measures between the first and the last token of each. What earlier rounds
 /// left in the prefix cache and the n-gram trie is forgotten first.
 pub(crate) fn decode(server: &Server, prompts: &[String], temperature: f64) -> Sample {
-    assert_eq!(server.post("/flush_cache", &json!({})).status, 200, "the server is idle");
+    forget(server);
     std::thread::scope(|scope| {
         let spawn = |(seed, prompt)| scope.spawn(move || stream(server, prompt, seed, temperature));
         let streams: Vec<_> = prompts.iter().map(String::as_str).enumerate().map(spawn).collect();
         streams.into_iter().map(|stream| stream.join().expect("no request failed")).collect()
     })
+}
+
+/// The same for one prompt alone.
+pub(crate) fn decode_one(server: &Server, prompt: &str, seed: usize, temperature: f64) -> Sample {
+    forget(server);
+    stream(server, prompt, seed, temperature)
+}
+
+fn forget(server: &Server) {
+    assert_eq!(server.post("/flush_cache", &json!({})).status, 200, "the server is idle");
 }
 
 fn stream(server: &Server, prompt: &str, seed: usize, temperature: f64) -> Sample {
@@ -45,6 +55,9 @@ fn stream(server: &Server, prompt: &str, seed: usize, temperature: f64) -> Sampl
         requests: 1,
         verify_steps: meta["spec_verify_ct"].as_u64().unwrap_or(0),
         accepted: meta["spec_accepted_drafts"].as_u64().unwrap_or(0),
+        histogram: meta["spec_accept_histogram"]
+            .as_array()
+            .map_or_else(Vec::new, |steps| steps.iter().filter_map(Value::as_u64).collect()),
     }
 }
 

@@ -5,6 +5,7 @@
 //! memory's bandwidth, measured here with the same number of threads.
 
 mod bandwidth;
+#[allow(dead_code, reason = "one prompt alone is another benchmark's")]
 mod load;
 mod prompts;
 mod stats;

@@ -11,6 +11,8 @@ pub(crate) struct Sample {
     pub(crate) requests: usize,
     pub(crate) verify_steps: u64,
     pub(crate) accepted: u64,
+    /// Verify steps that accepted exactly so many drafts.
+    pub(crate) histogram: Vec<u64>,
 }
 
 impl Sample {
@@ -38,9 +40,16 @@ impl FromIterator<Sample> for Sample {
                 requests: a.requests + b.requests,
                 verify_steps: a.verify_steps + b.verify_steps,
                 accepted: a.accepted + b.accepted,
+                histogram: sum(a.histogram, &b.histogram),
             })
             .expect("a row has a prompt")
     }
+}
+
+fn sum(mut a: Vec<u64>, b: &[u64]) -> Vec<u64> {
+    a.resize(a.len().max(b.len()), 0);
+    a.iter_mut().zip(b).for_each(|(sum, &value)| *sum += value);
+    a
 }
 
 /// The middle of the values; NaN when there is none.

@@ -46,14 +46,38 @@ impl ServerOptions {
 
     /// The default model with the EAGLE head that lies beside it, in trees of the default shape.
     pub fn eagle() -> Self {
-        let head = repository().join("models/SmolLM2-135M-Instruct-EAGLE");
-        let map = head.join("token_map.json").display().to_string();
-        Self::plain().drafting("EAGLE", &head).with(&["--speculative-token-map", &map])
+        Self::with_map("EAGLE", "SmolLM2-135M-Instruct-EAGLE")
     }
 
     /// The same with the EAGLE3 head.
     pub fn eagle3() -> Self {
         Self::plain().drafting("EAGLE3", &repository().join("models/SmolLM2-135M-Instruct-EAGLE3"))
+    }
+
+    /// The same with three layers, one for each draft step.
+    pub fn multi_layer_eagle() -> Self {
+        Self::nextn().with(&["--enable-multi-layer-eagle"])
+    }
+
+    /// The same with the first of these layers alone.
+    pub fn nextn() -> Self {
+        Self::with_map("NEXTN", "SmolLM2-135M-Instruct-MTP")
+    }
+
+    /// The same with a model that denoises blocks.
+    pub fn dflash() -> Self {
+        Self::with_map("DFLASH", "SmolLM2-135M-Instruct-DFlash")
+    }
+
+    /// The same with itself as its draft, which agrees with it and is as slow.
+    pub fn standalone() -> Self {
+        Self::plain().drafting("STANDALONE", &repository().join("models/SmolLM2-135M-Instruct"))
+    }
+
+    fn with_map(algorithm: &str, head: &str) -> Self {
+        let head = repository().join("models").join(head);
+        let map = head.join("token_map.json").display().to_string();
+        Self::plain().drafting(algorithm, &head).with(&["--speculative-token-map", &map])
     }
 
     fn drafting(self, algorithm: &str, head: &Path) -> Self {

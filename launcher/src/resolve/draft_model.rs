@@ -138,15 +138,14 @@ fn draft(kind: Kind, args: &SpecArgs, model: &ModelConfig) -> Result<DraftModelC
 fn token_map(kind: Kind, args: &SpecArgs) -> Result<Option<PathBuf>> {
     let Some(path) = &args.speculative_token_map else { return Ok(None) };
     match kind {
-        Kind::Eagle | Kind::Nextn | Kind::MultiLayer => {}
+        Kind::Eagle | Kind::Nextn | Kind::MultiLayer | Kind::Dflash => {}
         Kind::Eagle3 => bail!(
             "--speculative-token-map has no effect with EAGLE3, whose heads bring their own reduced vocabulary (d2t); \
              leave it out"
         ),
-        Kind::Standalone | Kind::Dflash => {
+        Kind::Standalone => {
             bail!(
-                "--speculative-token-map has no effect with {}, which drafts all tokens; leave it out",
-                if kind == Kind::Dflash { "DFLASH" } else { "STANDALONE" }
+                "--speculative-token-map has no effect with STANDALONE, which drafts all tokens; leave it out"
             )
         }
     }

@@ -121,7 +121,7 @@ fn spec(config: &ServeConfig) -> Value {
         }),
         SpecAlgorithm::Dflash(dflash) => json!({
             "speculative_draft_model_path": dflash.model.path,
-            "speculative_token_map": null,
+            "speculative_token_map": dflash.model.token_map,
         }),
         SpecAlgorithm::Eagle(draft)
         | SpecAlgorithm::MultiLayerEagle(draft)

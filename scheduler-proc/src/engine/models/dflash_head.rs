@@ -58,7 +58,7 @@ impl DflashHead {
             join: Linear::new(&loader.load(JOIN)?, None)?,
             feature_norm: RmsNorm::load(FEATURE_NORM, eps, &mut loader)?,
             output_norm: RmsNorm::load(OUTPUT_NORM, eps, &mut loader)?,
-            output: DraftOutput::over_target(None, None, target)?,
+            output: DraftOutput::over_target(None, spec.hot.as_deref(), target)?,
             mask: spec.mask,
         })
     }
@@ -97,6 +97,11 @@ impl DflashHead {
 
     pub fn logits(&self, states: &Tensor) -> Result<Logits, EngineError> {
         self.output.logits(states)
+    }
+
+    /// The target's token for each of the draft's; `None` where they are the same.
+    pub fn vocabulary(&self) -> Option<&[TokenId]> {
+        self.output.vocabulary()
     }
 }
 

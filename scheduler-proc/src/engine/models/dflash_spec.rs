@@ -38,6 +38,8 @@ pub struct DflashSpec {
     /// Layers of the target whose inputs it takes.
     captured: Vec<usize>,
     pub(super) mask: TokenId,
+    /// The tokens it may draft, where not all.
+    pub(super) hot: Option<Vec<TokenId>>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -56,7 +58,8 @@ pub(super) struct Sight {
 
 impl DflashSpec {
     /// Refuses what is no DFLASH draft model, or none for this target, and tensors that it does not know.
-    pub fn read(files: &DraftFiles, target: &HfConfig) -> Result<Self, EngineError> {
+    /// `hot` are the tokens it may draft, where not all.
+    pub fn read(files: &DraftFiles, target: &HfConfig, hot: Option<&[TokenId]>) -> Result<Self, EngineError> {
         let failed = |reason: String| EngineError::Load { what: files.source.describe(), reason };
         check_kind(files).map_err(failed)?;
         check_target(files, target)?;
@@ -83,10 +86,31 @@ impl DflashSpec {
             layers: layers(shape, keys.is_causal).map_err(failed)?,
             captured: outputs.iter().map(|layer| layer + 1).collect(),
             mask,
+            hot: hot.map(<[TokenId]>::to_vec),
         };
         weights::check(files.source.as_ref(), &spec.parameters())?;
         spec.check_names(files).map_err(failed)?;
         Ok(spec)
+    }
+
+    /// A new draft model of this shape, which sees whole blocks and takes what goes into the layers `captured`.
+    pub fn new(shape: &HfConfig, captured: Vec<usize>, mask: TokenId) -> Result<Self, EngineError> {
+        let layers = layers(shape, None);
+        let layers =
+            layers.map_err(|reason| EngineError::Load { what: "a new draft model".into(), reason })?;
+        Ok(Self { layers, captured, mask, hot: None })
+    }
+
+    pub fn shape(&self) -> &HfConfig {
+        &self.layers[0].block.shape
+    }
+
+    pub fn captured(&self) -> &[usize] {
+        &self.captured
+    }
+
+    pub fn mask(&self) -> TokenId {
+        self.mask
     }
 
     pub fn features(&self) -> Features {
@@ -99,7 +123,8 @@ impl DflashSpec {
     }
 
     pub fn weight_values(&self) -> usize {
-        values(&self.parameters())
+        let hot = self.hot.as_ref().map_or(0, Vec::len);
+        values(&self.parameters()) + hot * self.hidden_size()
     }
 
     pub fn parameters(&self) -> Vec<Parameter> {
@@ -117,7 +142,7 @@ impl DflashSpec {
     }
 
     fn hidden_size(&self) -> usize {
-        self.layers[0].block.shape.hidden_size
+        self.shape().hidden_size
     }
 
     /// A tensor that is left over says that the file is another network than this one.

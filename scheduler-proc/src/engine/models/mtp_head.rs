@@ -78,8 +78,48 @@ impl MtpSpec {
         }))
     }
 
+    /// A new layer of this shape for draft step `index`, to be published by itself: chained to the one before, with
+    /// the target's embedding and head.
+    pub fn new(shape: HfConfig, index: usize) -> Self {
+        let (hidden, target_layers) = (shape.hidden_size, shape.layers);
+        let place = MtpPlace::alone(index);
+        Self {
+            block: BlockSpec { prefix: place.prefix.clone(), ..BlockSpec::plain(shape, hidden) },
+            own_embedding: false,
+            own_head: false,
+            features: Features::Layers(vec![target_layers]),
+            hot: None,
+            place,
+        }
+    }
+
     pub fn family(&self) -> &'static str {
         self.place.layout.family
+    }
+
+    pub fn block(&self) -> &BlockSpec {
+        &self.block
+    }
+
+    /// The projection of token and hidden state.
+    pub fn join(&self) -> String {
+        self.place.name(self.place.layout.join)
+    }
+
+    pub fn token_norm(&self) -> String {
+        self.place.name(self.place.layout.token_norm)
+    }
+
+    pub fn hidden_norm(&self) -> String {
+        self.place.name(self.place.layout.hidden_norm)
+    }
+
+    pub fn input_norm(&self) -> String {
+        self.place.name(INPUT_NORM)
+    }
+
+    pub fn output_norm(&self) -> String {
+        self.place.name(self.place.layout.output_norm)
     }
 
     /// Values of the head it has for hot tokens, beside its parameters.

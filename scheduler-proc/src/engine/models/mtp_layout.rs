@@ -115,6 +115,11 @@ impl MtpPlace {
         places.into_iter().find(|place| source.shape(&place.name(place.layout.join)).is_some())
     }
 
+    /// Layer `index` of a checkpoint of such layers alone, in the layout whose layers are chained.
+    pub(super) fn alone(index: usize) -> Self {
+        Self { layout: &NEXTN, prefix: format!("model.layers.{index}.") }
+    }
+
     pub(super) fn name(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }

@@ -137,7 +137,7 @@ impl BlockDrafter {
             // Tokens of a block are guessed side by side: drawing each by itself would fit them together by luck.
             let mut chain = Chain::new(Path::new(params, tokens, *prompt_len), DraftDraw::Likeliest);
             for row in first..first + block.drafts {
-                if chain.grow(&mut self.chooser, logits.row(row), None).is_none() {
+                if chain.grow(&mut self.chooser, logits.row(row), self.head.vocabulary()).is_none() {
                     break;
                 }
             }

@@ -22,7 +22,7 @@ pub struct Args {
     /// The checkpoint's folder.
     #[arg(long)]
     pub out: PathBuf,
-    /// Where answers and hidden states are kept; both algorithms can train on the same. Default: OUT/corpus.
+    /// Where answers and hidden states are kept; all algorithms can train on the same. Default: OUT/corpus.
     #[arg(long)]
     pub corpus: Option<PathBuf>,
     /// What to do, in this order.
@@ -49,10 +49,14 @@ pub struct Args {
     /// Highest learning rate.
     #[arg(long, default_value_t = 1e-3)]
     pub lr: f64,
-    /// Draft steps the head is trained to take on its own states.
+    /// Draft steps: those an EAGLE head is trained to take on its own states, the layers of a multi-layer EAGLE head,
+    /// or the drafts of a DFLASH block.
     #[arg(long, default_value_t = 3)]
     pub unroll: usize,
-    /// Tokens the loss looks at and, for EAGLE3, the draft's own vocabulary: the most frequent of the corpus.
+    /// Layers of a DFLASH draft model.
+    #[arg(long, default_value_t = 2)]
+    pub draft_layers: usize,
+    /// Tokens the loss looks at, and those the draft can say: the most frequent of the corpus.
     #[arg(long, default_value_t = 8192)]
     pub draft_vocab_size: usize,
     #[arg(long, default_value_t = 0)]
@@ -74,6 +78,9 @@ pub struct Args {
 pub enum Algorithm {
     Eagle,
     Eagle3,
+    /// A multi-token-prediction layer per draft step.
+    MultiLayerEagle,
+    Dflash,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -90,12 +97,18 @@ pub enum DtypeArg {
 }
 
 impl Algorithm {
-    /// As servers are told.
     pub fn name(self) -> &'static str {
         match self {
             Self::Eagle => "EAGLE",
             Self::Eagle3 => "EAGLE3",
+            Self::MultiLayerEagle => "MULTI-LAYER-EAGLE",
+            Self::Dflash => "DFLASH",
         }
+    }
+
+    /// Whether the tokens that the head was taught about lie beside it, for `--speculative-token-map`.
+    pub fn has_token_map(self) -> bool {
+        self != Self::Eagle3
     }
 }
 

@@ -54,9 +54,14 @@ pub(super) struct BatchShape {
     pub seq_len: usize,
     pub steps: usize,
     pub kind: Kind,
+    /// So many rows of every sequence, in one piece, and not all of them.
+    pub rows: Option<usize>,
+    /// Decides which.
+    pub seed: u64,
 }
 
 /// A row of a sequence that is drafted from.
+#[derive(Clone, Copy)]
 struct Row {
     position: usize,
     /// Positions since the first that an answer is drafted from: as many draft steps have their root inside.
@@ -84,7 +89,12 @@ impl TrainBatch {
             };
             let following = sequence.tokens[1..=length].iter().map(|&id| i64::from(id));
             next_tokens[first..first + length].iter_mut().zip(following).for_each(|(to, id)| *to = id);
-            for row in drafted_rows(&sequence.answers, length) {
+            let drafted = drafted_rows(&sequence.answers, length);
+            let drafted = match shape.rows {
+                None => drafted,
+                Some(count) => piece(&drafted, count, hash(shape.seed, [12, index as u64])),
+            };
+            for row in &drafted {
                 rows.push((first + row.position) as i64);
                 targets.extend_from_slice(&last[(row.position + 1) * hidden * 2..][..hidden * 2]);
                 labels.push(sequence.tokens[row.position + 2]);
@@ -92,8 +102,16 @@ impl TrainBatch {
                     counts.push(f32::from(u8::from(step <= row.since_root)));
                 }
             }
+            let missing = shape.rows.unwrap_or(0).saturating_sub(drafted.len());
+            rows.extend(std::iter::repeat_n(first as i64, missing));
+            targets.extend(std::iter::repeat_n(0, missing * hidden * 2));
+            labels.extend(std::iter::repeat_n(sequence.tokens[0], missing));
+            counts.iter_mut().for_each(|counts| counts.extend(std::iter::repeat_n(0.0, missing)));
         }
-        let filled = rows.len().next_multiple_of(ROWS_MULTIPLE);
+        let filled = match shape.rows {
+            None => rows.len().next_multiple_of(ROWS_MULTIPLE),
+            Some(_) => rows.len(),
+        };
         rows.resize(filled, 0);
         targets.resize(filled * hidden * 2, 0);
         labels.resize(filled, labels.first().copied().unwrap_or(0));
@@ -128,6 +146,15 @@ fn drafted_rows(answers: &[(usize, usize)], positions: usize) -> Vec<Row> {
         rows.extend((first..end).map(|position| Row { position, since_root: position - first }));
     }
     rows
+}
+
+/// `count` rows that follow one another, from where `seed` says; all where there are no more. Roots before them are not
+/// there.
+fn piece(rows: &[Row], count: usize, seed: u64) -> Vec<Row> {
+    let spare = rows.len().saturating_sub(count) as u64;
+    let from = (seed % (spare + 1)) as usize;
+    let rows = rows[from..].iter().take(count);
+    rows.enumerate().map(|(at, row)| Row { since_root: row.since_root.min(at), ..*row }).collect()
 }
 
 /// The sequences that have anything to train on, with their lengths.
@@ -173,5 +200,17 @@ mod tests {
         assert_eq!(rows(&[(3, 7)], 4), [(2, 0)]);
         assert_eq!(rows(&[(2, 3), (5, 8)], 7), [(4, 0), (5, 1)]);
         assert_eq!(rows(&[(2, 3)], 2), []);
+    }
+
+    #[test]
+    fn a_piece_has_no_roots_outside_itself() {
+        let rows = drafted_rows(&[(3, 30)], 29);
+        for seed in 0..50 {
+            let piece: Vec<_> =
+                piece(&rows, 4, seed).iter().map(|row| (row.position, row.since_root)).collect();
+            let first = piece[0].0;
+            assert_eq!(piece, [(first, 0), (first + 1, 1), (first + 2, 2), (first + 3, 3)]);
+        }
+        assert_eq!(piece(&rows, 100, 3).len(), rows.len());
     }
 }

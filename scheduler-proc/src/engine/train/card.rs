@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::args::Args;
+use super::args::{Algorithm, Args};
 use super::corpus::Corpus;
 use super::evaluate::{Measured, table};
 use super::history::{Entry, History};
@@ -49,8 +49,7 @@ impl Card<'_> {
         let last = |heldout| self.history.of(heldout).last().map_or("–".to_owned(), numbers);
         format!(
             "# {} draft head for {}\n\n\
-             Made by `train-draft`; serve it with `--speculative-algorithm {} --speculative-draft-model-path` and this \
-             folder. config.json and model.safetensors (bfloat16) are in the published format.\n\n\
+             Made by `train-draft`; serve it with `{} --speculative-draft-model-path` and this folder{}. config.json and model.safetensors (bfloat16) are in the published format.\n\n\
              ## Acceptance on held-out prompts\n\n\
              Real speculative decoding; accept length is tokens per verify step, the bonus included.\n\n{}\n\
              ![acceptance](acceptance.svg)\n\n\
@@ -64,7 +63,12 @@ impl Card<'_> {
              Command:\n\n```\n{}\n```\n",
             recipe.algorithm,
             header.model,
-            recipe.algorithm,
+            flags(self.args.algorithm),
+            match self.args.algorithm.has_token_map() {
+                true =>
+                    ", and with `--speculative-token-map` and its token_map.json, which makes drafting cheaper",
+                false => "",
+            },
             table(self.measured),
             used.len(),
             100.0 * greedy as f64 / answers.max(1) as f64,
@@ -82,6 +86,15 @@ impl Card<'_> {
     }
 }
 
+fn flags(algorithm: Algorithm) -> &'static str {
+    match algorithm {
+        Algorithm::Eagle => "--speculative-algorithm EAGLE",
+        Algorithm::Eagle3 => "--speculative-algorithm EAGLE3",
+        Algorithm::MultiLayerEagle => "--speculative-algorithm EAGLE --enable-multi-layer-eagle",
+        Algorithm::Dflash => "--speculative-algorithm DFLASH",
+    }
+}
+
 fn numbers(entry: &Entry) -> String {
     let join =
         |values: &[f64]| values.iter().map(|value| format!("{value:.3}")).collect::<Vec<_>>().join(" ");
@@ -94,7 +107,7 @@ fn command(args: &Args) -> String {
         |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     format!(
         "train-draft --model {} --algorithm {} --prompts {} --out {} --tokens {} --epochs {} --batch-size {} \
-         --seq-len {} --lr {} --unroll {} --draft-vocab-size {} --seed {}",
+         --seq-len {} --lr {} --unroll {}{} --draft-vocab-size {} --seed {}",
         name(&args.model),
         args.algorithm.name().to_lowercase(),
         name(&args.prompts),
@@ -105,6 +118,10 @@ fn command(args: &Args) -> String {
         args.seq_len,
         args.lr,
         args.unroll,
+        match args.algorithm {
+            Algorithm::Dflash => format!(" --draft-layers {}", args.draft_layers),
+            _ => String::new(),
+        },
         args.draft_vocab_size,
         args.seed
     )

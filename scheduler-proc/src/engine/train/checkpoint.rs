@@ -1,5 +1,5 @@
 //! Owns the checkpoint as published: `config.json` and `model.safetensors` in bfloat16, which SGLang's loaders take as
-//! well as ours, and for EAGLE a token map beside them.
+//! well as ours, and for heads that say the target's own tokens a token map beside them.
 
 use std::path::{Path, PathBuf};
 
@@ -18,6 +18,9 @@ use crate::engine::layers::rope::RopeScaling;
 /// A head and the folder it goes to.
 pub(super) struct Checkpoint<'a> {
     pub spec: &'a HeadSpec,
+    /// Drafts it is made for.
+    pub drafts: usize,
+    pub target_layers: usize,
     pub params: &'a Params,
     pub vocabulary: &'a Vocabulary,
     pub eos_token_ids: &'a [TokenId],
@@ -33,7 +36,9 @@ impl Checkpoint<'_> {
             params.iter().map(|(name, tensor)| (self.published(name), tensor)).collect();
         let (offsets, known) = (self.offsets(), self.known());
         match self.spec {
-            HeadSpec::Eagle(_) => std::fs::write(token_map(dir), serde_json::to_vec(self.vocabulary.ids())?)?,
+            HeadSpec::Eagle(_) | HeadSpec::MultiLayer(_) | HeadSpec::Dflash(_) => {
+                std::fs::write(token_map(dir), serde_json::to_vec(self.vocabulary.ids())?)?;
+            }
             HeadSpec::Eagle3(_) => {
                 tensors.push(("d2t".into(), &offsets));
                 tensors.push(("t2d".into(), &known));
@@ -70,7 +75,7 @@ impl Checkpoint<'_> {
             "hidden_act": "silu",
             "hidden_size": shape.hidden_size,
             "intermediate_size": shape.intermediate_size,
-            "num_hidden_layers": 1,
+            "num_hidden_layers": shape.layers,
             "num_attention_heads": shape.heads,
             "num_key_value_heads": shape.kv_heads,
             "head_dim": shape.head_dim,
@@ -85,16 +90,26 @@ impl Checkpoint<'_> {
             "torch_dtype": "bfloat16",
             "eos_token_id": self.eos_token_ids.first(),
         });
+        let outputs =
+            |inputs: &[usize]| -> Vec<usize> { inputs.iter().map(|layer| layer.saturating_sub(1)).collect() };
         let more = match self.spec {
             HeadSpec::Eagle(_) => json!({"bias": true}),
+            HeadSpec::MultiLayer(specs) => json!({"num_nextn_predict_layers": specs.len()}),
+            HeadSpec::Dflash(spec) => json!({
+                "model_type": "qwen3",
+                "block_size": self.drafts + 1,
+                "num_target_layers": self.target_layers,
+                "dflash_config": {
+                    "mask_token_id": spec.mask(),
+                    "target_layer_ids": outputs(spec.captured()),
+                },
+            }),
             HeadSpec::Eagle3(spec) => {
-                let outputs: Vec<usize> =
-                    spec.captured().unwrap_or_default().iter().map(|layer| layer.saturating_sub(1)).collect();
                 json!({
                     "draft_vocab_size": self.vocabulary.ids().len(),
                     "target_hidden_size": shape.hidden_size,
                     "eagle_config": {
-                        "eagle_aux_hidden_state_layer_ids": outputs,
+                        "eagle_aux_hidden_state_layer_ids": outputs(spec.captured().unwrap_or_default()),
                         "use_aux_hidden_state": true,
                     },
                 })
@@ -124,7 +139,7 @@ fn rope_scaling(scaling: &RopeScaling) -> Result<Value> {
     })
 }
 
-/// Where an EAGLE checkpoint has the tokens it was taught about, as `--speculative-token-map` takes them.
+/// Where a checkpoint has the tokens it was taught about, as `--speculative-token-map` takes them.
 pub(super) fn token_map(dir: &Path) -> PathBuf {
     dir.join("token_map.json")
 }

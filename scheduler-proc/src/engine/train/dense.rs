@@ -10,6 +10,7 @@ use crate::engine::layers::rope::RopeTables;
 
 const QKV: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
 const GATE_UP: [&str; 2] = ["mlp.gate_proj", "mlp.up_proj"];
+const MLP_NORM: &str = "post_attention_layernorm.weight";
 
 /// Keys and values of the draft steps so far, each `[sequences * kv_heads, tokens, head_dim]`.
 ///
@@ -18,12 +19,16 @@ const GATE_UP: [&str; 2] = ["mlp.gate_proj", "mlp.up_proj"];
 #[derive(Debug, Default)]
 pub(super) struct Past {
     steps: Vec<(Tensor, Tensor)>,
+    /// Rows of the first step before this one are none: nothing but they themselves sees them.
+    first: i64,
 }
 
 /// The layer's shape with its tables.
 pub(super) struct DenseBlock<'a> {
     pub shape: &'a HfConfig,
     pub tables: &'a RopeTables,
+    /// What the names of its parameters begin with.
+    pub prefix: &'a str,
 }
 
 /// `[out, in]` of `x`'s last dimension.
@@ -62,12 +67,20 @@ impl DenseBlock<'_> {
     ) -> Tensor {
         let of_rows = |x: &Tensor| x.reshape([-1, x.size()[2]]).index_select(0, rows);
         let attended = of_rows(&self.attend(params, x, past));
-        let residual = of_rows(residual) + linear(&attended, params, "layers.0.self_attn.o_proj");
-        let norm = params.get("layers.0.post_attention_layernorm.weight");
-        let normed = rms_norm(&residual, norm, self.shape.norm_eps);
-        let gate_up = fused(&normed, params, &GATE_UP).chunk(2, -1);
-        let delta = linear(&(gate_up[0].silu() * &gate_up[1]), params, "layers.0.mlp.down_proj");
+        self.add(params, &of_rows(residual), &attended)
+    }
+
+    /// `residual` with the output of attention, then the MLP, added.
+    pub(super) fn add(&self, params: &Params, residual: &Tensor, attended: &Tensor) -> Tensor {
+        let residual = residual + linear(attended, params, &self.name("self_attn.o_proj"));
+        let normed = rms_norm(&residual, params.get(&self.name(MLP_NORM)), self.shape.norm_eps);
+        let gate_up = self.fused(&normed, params, &GATE_UP).chunk(2, -1);
+        let delta = linear(&(gate_up[0].silu() * &gate_up[1]), params, &self.name("mlp.down_proj"));
         residual + delta
+    }
+
+    pub(super) fn name(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
     }
 
     fn attend(&self, params: &Params, x: &Tensor, past: &mut Past) -> Tensor {
@@ -75,7 +88,7 @@ impl DenseBlock<'_> {
         let (heads, kv_heads, head_dim) = (heads as i64, kv_heads as i64, head_dim as i64);
         let group = heads / kv_heads;
         let (sequences, tokens) = (x.size()[0], x.size()[1]);
-        let qkv = fused(x, params, &QKV).view([sequences * tokens, heads + 2 * kv_heads, head_dim]);
+        let qkv = self.fused(x, params, &QKV).view([sequences * tokens, heads + 2 * kv_heads, head_dim]);
         let positions = Tensor::arange(tokens, (Kind::Int64, x.device())).repeat([sequences]);
         let q = self.tables.rotate(&qkv.narrow(1, 0, heads), &positions);
         let k = self.tables.rotate(&qkv.narrow(1, heads, kv_heads), &positions);
@@ -91,19 +104,24 @@ impl DenseBlock<'_> {
         let mixed = mixed.view([sequences, kv_heads, group, tokens, head_dim]).permute([0, 3, 1, 2, 4]);
         mixed.reshape([sequences, tokens, heads * head_dim])
     }
-}
 
-fn fused(x: &Tensor, params: &Params, names: &[&str]) -> Tensor {
-    let named = |ending: &str| -> Vec<String> {
-        names.iter().map(|name| format!("layers.0.{name}.{ending}")).collect()
-    };
-    let (weights, biases) = (named("weight"), named("bias"));
-    let weights: Vec<&str> = weights.iter().map(String::as_str).collect();
-    let biases: Vec<&str> = biases.iter().map(String::as_str).collect();
-    x.linear(&params.fused(&weights), params.fused_bias(&biases))
+    /// Several projections of the layer at once.
+    pub(super) fn fused(&self, x: &Tensor, params: &Params, names: &[&str]) -> Tensor {
+        let named = |ending: &str| -> Vec<String> {
+            names.iter().map(|name| format!("{}{name}.{ending}", self.prefix)).collect()
+        };
+        let (weights, biases) = (named("weight"), named("bias"));
+        let weights: Vec<&str> = weights.iter().map(String::as_str).collect();
+        let biases: Vec<&str> = biases.iter().map(String::as_str).collect();
+        x.linear(&params.fused(&weights), params.fused_bias(&biases))
+    }
 }
 
 impl Past {
+    pub(super) fn without_the_first(rows: i64) -> Self {
+        Self { steps: Vec::new(), first: rows }
+    }
+
     /// Adds this step's keys and values, and attends with its queries, `[.., group * tokens, head_dim]`.
     fn attend(&mut self, q: &Tensor, k: Tensor, v: Tensor, group: i64) -> Tensor {
         let (tokens, head_dim) = (k.size()[1], k.size()[2]);
@@ -111,7 +129,7 @@ impl Past {
         let step = self.steps.len() as i64 - 1;
         let scale = 1.0 / (head_dim as f64).sqrt();
         let (first_k, first_v) = &self.steps[0];
-        let mask = hidden_from(tokens, step).repeat([group, 1]);
+        let mask = hidden_from(tokens, step, self.first).repeat([group, 1]);
         let scores = q.bmm(&first_k.transpose(1, 2)).to_kind(Kind::Float) * scale;
         let mut all = vec![scores.masked_fill(&mask, f64::NEG_INFINITY)];
         // One row of each later step: no product of matrices, only of rows.
@@ -132,7 +150,17 @@ impl Past {
     }
 }
 
-/// Which of the first step's rows a row of draft step `step` does not see: those behind its root.
-fn hidden_from(tokens: i64, step: i64) -> Tensor {
-    Tensor::ones([tokens, tokens], (Kind::Bool, tch::Device::Cpu)).triu(1 - step)
+/// Which of the first step's rows a row of draft step `step` does not see: those behind its root, and those before
+/// `first`. A row before that sees itself: a softmax over nothing has no gradient.
+fn hidden_from(tokens: i64, step: i64, first: i64) -> Tensor {
+    let all = || Tensor::ones([tokens, tokens], (Kind::Bool, tch::Device::Cpu));
+    let behind = all().triu(1 - step);
+    match first {
+        0 => behind,
+        first => {
+            let columns = Tensor::arange(tokens, (Kind::Int64, tch::Device::Cpu));
+            let others = all().triu(1).logical_or(&all().tril(-1));
+            behind.logical_or(&others.logical_and(&columns.lt(first).unsqueeze(0)))
+        }
+    }
 }

@@ -1,12 +1,12 @@
 //! Stage 3. Owns the measuring of a head: real speculative decoding of held-out prompts, by the engine that serves.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use proto::{
-    AcceptanceRule, DraftModelConfig, SamplingParams, ServeConfig, SpecAlgorithm, SpecConfig, SpecCounters,
-    Weights,
+    AcceptanceRule, DflashConfig, DraftModelConfig, SamplingParams, ServeConfig, SpecAlgorithm, SpecConfig,
+    SpecCounters, Weights,
 };
 use serde::{Deserialize, Serialize};
 
@@ -24,9 +24,14 @@ const ANSWER_TOKENS: u32 = 128;
 /// Conversations at once: each is drafted for as if it were alone.
 const ROWS: usize = 16;
 
-/// A way to draft: `(name, steps, topk, width)`.
-const SHAPES: [(&str, u32, u32, u32); 3] =
-    [("chain of 3", 3, 1, 4), ("chain of 5", 5, 1, 6), ("tree 4 x 4, 12 tokens", 4, 4, 12)];
+/// A way to draft with a head.
+struct Shape {
+    name: String,
+    algorithm: fn(DraftModelConfig) -> SpecAlgorithm,
+    steps: u32,
+    topk: u32,
+    width: u32,
+}
 
 /// A set of prompts and how they are answered.
 struct Trial<'a> {
@@ -58,14 +63,15 @@ pub(super) fn run(
     dir: &Path,
 ) -> Result<Vec<Measured>> {
     let trials = trials(args, prompts);
-    let bar = ProgressBar::new((trials.len() * SHAPES.len()) as u64);
+    let shapes = shapes(args);
+    let bar = ProgressBar::new((trials.len() * shapes.len()) as u64);
     let mut all = Vec::new();
-    for (name, num_steps, eagle_topk, num_draft_tokens) in SHAPES {
+    for shape in shapes {
         let spec = SpecConfig {
-            algorithm: algorithm(args, dir),
-            num_steps,
-            eagle_topk,
-            num_draft_tokens,
+            algorithm: (shape.algorithm)(draft(args, dir)),
+            num_steps: shape.steps,
+            eagle_topk: shape.topk,
+            num_draft_tokens: shape.width,
             acceptance: AcceptanceRule::Equality,
             adaptive: None,
         };
@@ -75,7 +81,7 @@ pub(super) fn run(
         for trial in trials.iter().filter(|trial| !trial.prompts.is_empty()) {
             let mut tally = Tally::default();
             batcher.run(&mut trial.jobs(args, codec), &mut tally)?;
-            let measured = tally.measured(trial, name);
+            let measured = tally.measured(trial, &shape.name);
             announce(&bar, &measured);
             all.push(measured);
         }
@@ -84,15 +90,50 @@ pub(super) fn run(
     Ok(all)
 }
 
-fn algorithm(args: &Args, dir: &Path) -> SpecAlgorithm {
-    let draft = |token_map: Option<PathBuf>| DraftModelConfig {
+fn draft(args: &Args, dir: &Path) -> DraftModelConfig {
+    DraftModelConfig {
         path: dir.display().to_string(),
         weights: Weights::Safetensors(dir.to_owned()),
-        token_map,
+        token_map: args.algorithm.has_token_map().then(|| token_map(dir)),
+    }
+}
+
+/// What a head can do: chains, and trees where it drafts step by step with one layer.
+fn shapes(args: &Args) -> Vec<Shape> {
+    let drafts = args.unroll as u32;
+    let chain = |algorithm, steps: u32| Shape {
+        name: format!("chain of {steps}"),
+        algorithm,
+        steps,
+        topk: 1,
+        width: steps + 1,
+    };
+    let tree = |algorithm, prefix: &str| Shape {
+        name: format!("{prefix}tree 4 x 4, 12 tokens"),
+        algorithm,
+        steps: 4,
+        topk: 4,
+        width: 12,
     };
     match args.algorithm {
-        Algorithm::Eagle => SpecAlgorithm::Eagle(draft(Some(token_map(dir)))),
-        Algorithm::Eagle3 => SpecAlgorithm::Eagle3(draft(None)),
+        Algorithm::Eagle => {
+            let eagle = SpecAlgorithm::Eagle;
+            vec![chain(eagle, 3), chain(eagle, 5), tree(eagle, "")]
+        }
+        Algorithm::Eagle3 => {
+            let eagle3 = SpecAlgorithm::Eagle3;
+            vec![chain(eagle3, 3), chain(eagle3, 5), tree(eagle3, "")]
+        }
+        Algorithm::MultiLayerEagle => {
+            vec![
+                chain(SpecAlgorithm::MultiLayerEagle, drafts),
+                tree(SpecAlgorithm::Eagle, "first layer alone, "),
+            ]
+        }
+        Algorithm::Dflash => {
+            let algorithm = |model| SpecAlgorithm::Dflash(DflashConfig { model, fixed_block: false });
+            vec![Shape { name: format!("block of {}", drafts + 1), steps: 1, ..chain(algorithm, drafts) }]
+        }
     }
 }
 

@@ -16,6 +16,10 @@ use super::params::Params;
 use super::prompts::Split;
 use super::random;
 use super::tables::TrainTables;
+use crate::engine::models::draft_block;
+
+mod denoise;
+mod layered;
 
 /// Spread of what starts near nothing.
 const SMALL: f64 = 1e-3;
@@ -26,6 +30,11 @@ const FITTED: usize = 32_768;
 /// How much a position attends to itself at first, where attention is all that sees the token: the score it has over
 /// those far away, per frequency.
 const SELF_SCORE: f64 = 3.0;
+
+/// Of a head of one layer.
+const PREFIX: &str = draft_block::PREFIX;
+const ATTENTION: [&str; 3] =
+    ["self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"];
 
 type Tensors = BTreeMap<String, Tensor>;
 
@@ -40,12 +49,12 @@ pub(super) struct Start<'a> {
 
 /// Positions that are drafted from, one per row.
 struct Sample {
-    /// Of the token after each.
-    embedded: Tensor,
+    /// Of the token after each, and of those after that, one further on for each further draft step.
+    embedded: Vec<Tensor>,
     features: Tensor,
     hidden: Tensor,
-    /// The target's final hidden state one position on.
-    next: Tensor,
+    /// The target's final hidden state one position on, and so forth.
+    next: Vec<Tensor>,
 }
 
 impl Start<'_> {
@@ -59,10 +68,18 @@ impl Start<'_> {
                 tensors.insert(parameter.name, tensor);
             }
             let mut whiteners = Whiteners::new();
-            let sample = self.sample(corpus)?;
+            let steps = match self.spec {
+                HeadSpec::MultiLayer(specs) => specs.len(),
+                _ => 1,
+            };
+            let sample = self.sample(corpus, steps)?;
             match self.spec {
                 HeadSpec::Eagle(_) => self.fit_eagle(&sample, &mut tensors, &mut whiteners)?,
                 HeadSpec::Eagle3(_) => self.fit_eagle3(&sample, &mut tensors, &mut whiteners)?,
+                HeadSpec::MultiLayer(specs) => {
+                    self.fit_layers(specs, &sample, &mut tensors, &mut whiteners)?
+                }
+                HeadSpec::Dflash(spec) => self.fit_dflash(spec, &sample, &mut tensors, &mut whiteners)?,
             }
             Ok((Params::new(tensors).trainable(), whiteners))
         })
@@ -71,9 +88,11 @@ impl Start<'_> {
     fn parameter(&self, name: &str, size: &[i64]) -> Tensor {
         let from_target = |name: &str| self.target.last_layer.get(name).filter(|t| t.size() == size);
         match name {
-            "norm.weight" => self.target.final_norm.to_kind(Kind::Float),
+            name if name == "norm.weight" || name.ends_with("shared_head.norm.weight") => {
+                self.target.final_norm.to_kind(Kind::Float)
+            }
             "lm_head.weight" => self.target.head.index_select(0, self.vocabulary).to_kind(Kind::Float),
-            "layers.0.self_attn.o_proj.weight" => self.random(name, size, SMALL),
+            name if name.ends_with("self_attn.o_proj.weight") => self.random(name, size, SMALL),
             name if name.ends_with("norm.weight") => match from_target(own_name(name)) {
                 Some(norm) if name.contains("post_attention") => norm.to_kind(Kind::Float),
                 _ => Tensor::ones(size, (Kind::Float, Device::Cpu)),
@@ -94,43 +113,40 @@ impl Start<'_> {
 
     /// The layer's input is the best linear guess of the next hidden state, which attention adds nothing to at first.
     fn fit_eagle(&self, sample: &Sample, tensors: &mut Tensors, whiteners: &mut Whiteners) -> Result<()> {
-        let x = Tensor::cat(&[&sample.embedded, &sample.features], 1);
-        let (weight, bias) = fit_with_bias(&x, &sample.next)?;
+        let x = Tensor::cat(&[&sample.embedded[0], &sample.features], 1);
+        let (weight, bias) = fit_with_bias(&x, &sample.next[0])?;
         let guess = x.linear(&weight, Some(&bias));
         whiteners.insert("fc.weight".into(), whitener(&x)?);
         tensors.insert("fc.weight".into(), weight);
         tensors.insert("fc.bias".into(), bias);
-        let white = whitener(&guess)?;
-        for name in ["q_proj", "k_proj", "v_proj"] {
-            let name = format!("layers.0.self_attn.{name}.weight");
-            let weight = tensors[&name].matmul(&white);
-            tensors.insert(name.clone(), weight);
-            whiteners.insert(name, white.shallow_clone());
-        }
-        self.fit_mlp(&guess, &sample.next, tensors, whiteners)
+        whiten(&whitener(&guess)?, &ATTENTION.map(|name| format!("{PREFIX}{name}")), tensors, whiteners);
+        self.fit_mlp(PREFIX, &guess, &sample.next[0], tensors, whiteners).map(|_| ())
     }
 
     /// The residual is this position's final hidden state before its norm, as far as the captured layers tell; that
     /// of the next is guessed from it and the token by attention, which each position pays to itself.
     fn fit_eagle3(&self, sample: &Sample, tensors: &mut Tensors, whiteners: &mut Whiteners) -> Result<()> {
         let eps = self.spec.shape().norm_eps;
-        let norm = self.target.final_norm.to_kind(Kind::Float);
-        let before_norm = |hidden: &Tensor| hidden / &norm;
-        let weight = fit(&sample.features, &before_norm(&sample.hidden))?;
+        let weight = fit(&sample.features, &self.before_norm(&sample.hidden))?;
         let residual = sample.features.linear(&weight, None::<Tensor>);
         whiteners.insert("fc.weight".into(), whitener(&sample.features)?);
         tensors.insert("fc.weight".into(), weight);
         let normed = |x: &Tensor, name: &str| rms_norm(x, &tensors[name], eps);
         let x = Tensor::cat(
             &[
-                normed(&sample.embedded, "layers.0.input_layernorm.weight"),
+                normed(&sample.embedded[0], "layers.0.input_layernorm.weight"),
                 normed(&residual, "layers.0.hidden_norm.weight"),
             ],
             1,
         );
-        let wanted = before_norm(&sample.next);
+        let wanted = self.before_norm(&sample.next[0]);
         let mixed = self.fit_attention(&x, &(&wanted - &residual), tensors, whiteners)?;
-        self.fit_mlp(&(residual + mixed), &wanted, tensors, whiteners)
+        self.fit_mlp(PREFIX, &(residual + mixed), &wanted, tensors, whiteners).map(|_| ())
+    }
+
+    /// A final hidden state before the target's norm, but for its length.
+    fn before_norm(&self, hidden: &Tensor) -> Tensor {
+        hidden / self.target.final_norm.to_kind(Kind::Float)
     }
 
     /// Values and output as the best linear map of as many ranks as there are values. Gives what they add.
@@ -162,45 +178,51 @@ impl Start<'_> {
         }
         tensors.insert("layers.0.self_attn.v_proj.weight".into(), values);
         tensors.insert("layers.0.self_attn.o_proj.weight".into(), back);
-        for name in ["q_proj", "k_proj", "v_proj"] {
-            whiteners.insert(format!("layers.0.self_attn.{name}.weight"), white.shallow_clone());
+        for name in ATTENTION {
+            whiteners.insert(format!("{PREFIX}{name}"), white.shallow_clone());
         }
         Ok(guess.matmul(&rows.tr()).matmul(&rows))
     }
 
-    /// What the target's own gate finds in the guess, mapped to what the guess lacks.
+    /// What the target's own gate finds in the guess, mapped to what the guess lacks. Gives what it adds.
     fn fit_mlp(
         &self,
+        prefix: &str,
         guess: &Tensor,
         wanted: &Tensor,
         tensors: &mut Tensors,
         whiteners: &mut Whiteners,
-    ) -> Result<()> {
-        let norm = &tensors["layers.0.post_attention_layernorm.weight"];
+    ) -> Result<Tensor> {
+        let named = |name: &str| format!("{prefix}{name}.weight");
+        let norm = &tensors[&named("post_attention_layernorm")];
         let normed = rms_norm(guess, norm, self.spec.shape().norm_eps);
-        let through = |name: &str| normed.matmul(&tensors[&format!("layers.0.mlp.{name}.weight")].tr());
-        let found = through("gate_proj").silu() * through("up_proj");
+        let through = |name: &str| normed.matmul(&tensors[&named(name)].tr());
+        let found = through("mlp.gate_proj").silu() * through("mlp.up_proj");
         let white = whitener(&normed)?;
-        whiteners.insert("layers.0.mlp.gate_proj.weight".into(), white.shallow_clone());
-        whiteners.insert("layers.0.mlp.up_proj.weight".into(), white);
-        whiteners.insert("layers.0.mlp.down_proj.weight".into(), whitener(&found)?);
-        tensors.insert("layers.0.mlp.down_proj.weight".into(), fit(&found, &(wanted - guess))?);
-        Ok(())
+        whiteners.insert(named("mlp.gate_proj"), white.shallow_clone());
+        whiteners.insert(named("mlp.up_proj"), white);
+        whiteners.insert(named("mlp.down_proj"), whitener(&found)?);
+        let down = fit(&found, &(wanted - guess))?;
+        let added = found.matmul(&down.tr());
+        tensors.insert(named("mlp.down_proj"), down);
+        Ok(added)
     }
 
     /// Of conversations that are trained on, from all over the corpus.
-    fn sample(&self, corpus: &Corpus) -> Result<Sample> {
+    fn sample(&self, corpus: &Corpus, steps: usize) -> Result<Sample> {
         let feature = self.spec.feature();
         let sequences = || corpus.sequences().iter().enumerate().filter(|(_, s)| s.split == Split::Train);
         let all: usize = sequences().map(|(_, sequence)| sequence.rows()).sum();
         let every = (all / FITTED).max(1);
-        let mut parts: [Vec<Tensor>; 4] = Default::default();
+        let per_step = || (0..steps).map(|_| Vec::new()).collect::<Vec<_>>();
+        let (mut embedded, mut next) = (per_step(), per_step());
+        let (mut features, mut all) = (Vec::new(), Vec::new());
         for (index, sequence) in sequences().step_by(every) {
             let positions = sequence.rows();
-            if positions < 2 {
+            if positions <= steps {
                 continue;
             }
-            let rows = positions as i64 - 1;
+            let rows = (positions - steps) as i64;
             let read = |feature| -> Result<Tensor> {
                 let bytes = corpus.hidden(index, positions, feature)?;
                 let size = [positions as i64, corpus.width(feature) as i64];
@@ -208,17 +230,25 @@ impl Start<'_> {
             };
             let hidden = read(Feature::Final)?;
             let ids: Vec<i64> = sequence.tokens[1..positions].iter().map(|&id| i64::from(id)).collect();
-            let embedded = self.target.embedding.index_select(0, &Tensor::from_slice(&ids));
-            parts[0].push(embedded.to_kind(Kind::Float));
-            parts[1].push(read(feature)?.narrow(0, 0, rows));
-            parts[2].push(hidden.narrow(0, 0, rows));
-            parts[3].push(hidden.narrow(0, 1, rows));
+            let tokens =
+                self.target.embedding.index_select(0, &Tensor::from_slice(&ids)).to_kind(Kind::Float);
+            for step in 0..steps {
+                embedded[step].push(tokens.narrow(0, step as i64, rows));
+                next[step].push(hidden.narrow(0, step as i64 + 1, rows));
+            }
+            features.push(read(feature)?.narrow(0, 0, rows));
+            all.push(hidden.narrow(0, 0, rows));
         }
-        if parts[0].is_empty() {
+        if all.is_empty() {
             bail!("the corpus has no conversation to train on");
         }
-        let [embedded, features, hidden, next] = parts.map(|part| Tensor::cat(&part, 0));
-        Ok(Sample { embedded, features, hidden, next })
+        let whole = |parts: &Vec<Tensor>| Tensor::cat(parts, 0);
+        Ok(Sample {
+            embedded: embedded.iter().map(whole).collect(),
+            features: whole(&features),
+            hidden: whole(&all),
+            next: next.iter().map(whole).collect(),
+        })
     }
 }
 
@@ -237,7 +267,17 @@ fn attending_to_self(rest: &Tensor, one: &Tensor, head_dim: i64) -> Tensor {
     Tensor::cat(&[pair(0, size), pair(head_dim / 2, 0.0)], 1).view([heads * head_dim, -1])
 }
 
+/// Sets how the inputs of these matrices are whitened, and lets them see whitened ones from the start.
+fn whiten(white: &Tensor, names: &[String], tensors: &mut Tensors, whiteners: &mut Whiteners) {
+    for name in names {
+        let weight = tensors[name].matmul(white);
+        tensors.insert(name.clone(), weight);
+        whiteners.insert(name.clone(), white.shallow_clone());
+    }
+}
+
 /// A parameter's name inside its layer.
 fn own_name(name: &str) -> &str {
-    name.strip_prefix("layers.0.").unwrap_or(name)
+    let inside = name.strip_prefix("model.").unwrap_or(name).strip_prefix("layers.");
+    inside.and_then(|inside| inside.split_once('.')).map_or(name, |(_, own)| own)
 }

@@ -1,9 +1,10 @@
-//! Trains EAGLE and EAGLE3 heads for a target, on the target's own answers. The binary `train-draft` is its only user.
+//! Trains draft heads for a target, on the target's own answers. The binary `train-draft` is its only user.
 //!
 //! Layers, bottom up: `args` (what was typed), `model_files` (the target as a configuration), `prompts` (messages to
 //! ids), `batcher` (many conversations through one engine); `harvest` and `corpus` (hidden states, as they are made
 //! and on disk), `generate` (stage 1); `random`, `tables`, `vocabulary`, `params`,
-//! `least_squares`, `init` (what is trained and against what), `dense`, `net` (the differentiable forward), `batches`,
+//! `least_squares`, `init` (what is trained and against what), `dense`, `layered`, `denoise`, `net` (the differentiable
+//! forward), `batches`,
 //! `loss`, `optimizer`, `schedule` (a step), `state`, `history`, `trainer` (stage 2); `checkpoint`; `evaluate` (stage 3), `plot`, `card`.
 
 mod args;
@@ -12,12 +13,14 @@ mod batches;
 mod card;
 mod checkpoint;
 mod corpus;
+mod denoise;
 mod dense;
 mod evaluate;
 mod generate;
 mod harvest;
 mod history;
 mod init;
+mod layered;
 mod least_squares;
 mod loss;
 mod model_files;
@@ -56,9 +59,12 @@ use self::state::{Recipe, TrainState};
 use self::tables::TrainTables;
 use self::trainer::Trainer;
 use self::vocabulary::Vocabulary;
+use super::hf_config::HfConfig;
 use super::model;
+use super::models::dflash_spec::DflashSpec;
 use super::models::eagle_head::EagleSpec;
 use super::models::eagle3_head::Eagle3Spec;
+use super::models::mtp_head::MtpSpec;
 
 /// Runs the stages asked for, one after the other.
 pub fn run(args: &Args) -> Result<()> {
@@ -145,10 +151,29 @@ impl<'a> Training<'a> {
                 let shape = head_shape(&target, "LlamaForCausalLMEagle3");
                 HeadSpec::Eagle3(Eagle3Spec::new(shape, header.layers.clone(), vocabulary.ids().len()))
             }
+            Algorithm::MultiLayerEagle => {
+                let shape =
+                    HfConfig { layers: target.layers, ..head_shape(&target, "LlamaForCausalLMNextN") };
+                let layer = |index| MtpSpec::new(shape.clone(), index);
+                HeadSpec::MultiLayer((0..args.unroll.max(1)).map(layer).collect())
+            }
+            Algorithm::Dflash => {
+                let shape =
+                    HfConfig { layers: args.draft_layers.max(1), ..head_shape(&target, "DFlashDraftModel") };
+                let mask = Vocabulary::rarest(corpus.sequences(), target.vocab_size);
+                HeadSpec::Dflash(DflashSpec::new(&shape, header.layers.clone(), mask)?)
+            }
         };
         tch::set_num_threads(args.num_threads.max(1) as i32);
         let tables = TrainTables::read(&config.model.weights, HeadNet::compute_kind())?;
-        Ok(Self { args, tables, vocabulary, net: HeadNet::new(spec, args.seq_len), corpus, state: None })
+        Ok(Self {
+            args,
+            vocabulary,
+            net: HeadNet::new(spec, args.seq_len, &tables),
+            tables,
+            corpus,
+            state: None,
+        })
     }
 
     /// Up to `until` steps, or all.
@@ -177,6 +202,8 @@ impl<'a> Training<'a> {
     fn checkpoint(&self, config: &ServeConfig) -> Result<()> {
         let checkpoint = Checkpoint {
             spec: self.net.spec(),
+            drafts: self.args.unroll,
+            target_layers: model::shape_of(&config.model.weights)?.layers,
             params: &self.state()?.params,
             vocabulary: &self.vocabulary,
             eos_token_ids: &config.model.eos_token_ids,
@@ -201,6 +228,7 @@ fn recipe(args: &Args, sequences: usize) -> Recipe {
         seq_len: args.seq_len,
         lr: args.lr,
         unroll: args.unroll,
+        draft_layers: if args.algorithm == Algorithm::Dflash { args.draft_layers } else { 1 },
         draft_vocab_size: args.draft_vocab_size,
         sequences,
     }

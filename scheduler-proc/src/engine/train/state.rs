@@ -23,6 +23,8 @@ pub(super) struct Recipe {
     pub seq_len: usize,
     pub lr: f64,
     pub unroll: usize,
+    /// Of DFLASH draft models, 1 elsewhere.
+    pub draft_layers: usize,
     pub draft_vocab_size: usize,
     /// Conversations of the corpus that are trained on: it may have grown since.
     pub sequences: usize,
@@ -162,6 +164,7 @@ mod tests {
             seq_len: 4,
             lr: 1e-3,
             unroll: 5,
+            draft_layers: 1,
             draft_vocab_size: 6,
             sequences: 7,
         };

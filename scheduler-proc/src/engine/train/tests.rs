@@ -4,7 +4,9 @@
 use std::path::Path;
 
 use clap::Parser;
-use proto::{DraftModelConfig, Dtype, SamplingParams, SpecAlgorithm, SpecConfig, TokenId, Weights};
+use proto::{
+    DflashConfig, DraftModelConfig, Dtype, SamplingParams, SpecAlgorithm, SpecConfig, TokenId, Weights,
+};
 
 use super::batcher::{Batcher, Conversation, Job, Listener, NextTurn};
 use super::corpus::{CorpusHeader, Sequence};
@@ -89,6 +91,8 @@ fn args(dir: &Path, algorithm: &str) -> Args {
         "3e-3",
         "--unroll",
         "3",
+        "--draft-layers",
+        "2",
         "--draft-vocab-size",
         "256",
         "--num-threads",
@@ -209,6 +213,16 @@ fn eagle_learns_and_serves() {
 #[test]
 fn eagle3_learns_and_serves() {
     check("eagle3", SpecAlgorithm::Eagle3);
+}
+
+#[test]
+fn multi_layer_eagle_learns_and_serves() {
+    check("multi-layer-eagle", SpecAlgorithm::MultiLayerEagle);
+}
+
+#[test]
+fn dflash_learns_and_serves() {
+    check("dflash", |model| SpecAlgorithm::Dflash(DflashConfig { model, fixed_block: false }));
 }
 
 #[test]

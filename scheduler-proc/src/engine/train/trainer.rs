@@ -13,7 +13,7 @@ use super::corpus::Corpus;
 use super::generate::hash;
 use super::history::{Entry, History};
 use super::loss::{HeadLoss, LossRows, head_loss};
-use super::net::HeadNet;
+use super::net::{HeadNet, Passed};
 use super::params::{Params, TABLE};
 use super::prompts::Split;
 use super::random;
@@ -105,16 +105,23 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    fn batch(&self, indices: &[usize]) -> Result<TrainBatch> {
+    fn batch(&self, indices: &[usize], seed: u64) -> Result<TrainBatch> {
         let feature = self.net.spec().feature();
         let recipe = &self.state.recipe;
-        let shape = BatchShape { feature, seq_len: recipe.seq_len, steps: recipe.unroll, kind: self.kind };
+        let shape = BatchShape {
+            feature,
+            seq_len: recipe.seq_len,
+            steps: recipe.unroll,
+            kind: self.kind,
+            rows: self.net.spec().blocks(),
+            seed,
+        };
         TrainBatch::load(self.corpus, indices, &shape)
     }
 
     fn step(&mut self, indices: &[usize], rate: f64) -> Result<Seen> {
         let step_seed = hash(self.state.recipe.seed, [20, self.state.steps]);
-        let mut batch = self.batch(indices)?;
+        let mut batch = self.batch(indices, step_seed)?;
         batch.features = tch::no_grad(|| with_noise(&batch.features, step_seed));
         let params = self.state.params.cast(self.kind);
         let (mut seen, total) = self.loss(&params, &batch, step_seed);
@@ -129,7 +136,7 @@ impl Trainer<'_> {
         let params = self.state.params.cast(self.kind);
         let mut seen = Seen::default();
         for indices in batches::plan(&heldout, recipe.batch_size, recipe.seed, 0) {
-            let batch = self.batch(&indices)?;
+            let batch = self.batch(&indices, 0)?;
             seen.add(&tch::no_grad(|| self.loss(&params, &batch, 0).0));
         }
         Ok(seen)
@@ -141,8 +148,8 @@ impl Trainer<'_> {
         let size = batch.next_tokens.size();
         let embedded = self.tables.embedding.index_select(0, &batch.next_tokens.view([-1]));
         let embedded = embedded.to_kind(self.kind).view([size[0], size[1], -1]);
-        let states = self.net.unroll(params, &embedded, &batch.features, &batch.rows, steps);
-        let drafts: Vec<Tensor> = states.iter().map(|state| self.net.before_logits(params, state)).collect();
+        let passed = Passed { embedded: &embedded, features: &batch.features, rows: &batch.rows };
+        let drafts = self.net.drafts(params, passed, steps);
 
         let closed = params.find(TABLE).is_some();
         let look = self.vocabulary.look(&batch.labels, closed, seed);

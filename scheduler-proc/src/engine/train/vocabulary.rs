@@ -40,6 +40,13 @@ impl Vocabulary {
         Self { ids, size }
     }
 
+    /// A token that stands for nothing: of those that conversations have least often, the lowest.
+    pub(super) fn rarest(sequences: &[Sequence], size: usize) -> TokenId {
+        let mut counts = vec![0u64; size];
+        sequences.iter().flat_map(|sequence| &sequence.tokens).for_each(|&id| counts[id as usize] += 1);
+        (0..size as TokenId).min_by_key(|&id| counts[id as usize]).unwrap_or(0)
+    }
+
     pub(super) fn ids(&self) -> &[TokenId] {
         &self.ids
     }
@@ -82,6 +89,19 @@ mod tests {
     #[test]
     fn it_has_the_most_frequent_tokens_of_answers() {
         assert_eq!(vocabulary().ids(), [2, 5, 7]);
+    }
+
+    #[test]
+    fn the_rarest_token_is_the_lowest_unused() {
+        let sequences = [Sequence {
+            job: 0,
+            prompt: String::new(),
+            split: Split::Train,
+            answers: vec![],
+            temperatures: vec![],
+            tokens: vec![0, 1, 3, 1],
+        }];
+        assert_eq!(Vocabulary::rarest(&sequences, 5), 2);
     }
 
     #[test]
