@@ -15,7 +15,7 @@ CHAOS_FAULTS ?= 200
 CHAOS_SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test chaos bench lint fmt model libtorch prerequisites clean
+.PHONY: help run build test chaos bench bench-peers lint fmt model libtorch prerequisites clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,10 @@ chaos: build model ## 200 faults under load, with a table at the end; others: ma
 bench: build model ## speed of the default model with and without speculation, and of every draft worker's steps
 	$(CARGO) bench --package tests
 	$(CARGO) bench --package scheduler-proc --bench workers
+
+bench-peers: build model ## speed beside other servers: installs llama.cpp's (built from source, 20 minutes, once)
+	scripts/peers.sh .cache/peers
+	$(CARGO) bench --package tests --bench peers -- .cache/peers
 
 lint: libtorch ## formatting, clippy without warnings, file sizes
 	$(CARGO) fmt --all --check

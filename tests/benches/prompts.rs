@@ -18,20 +18,36 @@ const PASSAGE: &str = "The harbour master keeps a book. In the book she writes t
 
 /// Everyday questions: little of the answer stands in the prompt.
 pub(crate) fn chat(count: usize) -> Vec<String> {
+    questions(count).iter().map(|question| wrap(question)).collect()
+}
+
+/// Their texts alone.
+pub(crate) fn questions(count: usize) -> Vec<String> {
     let question = |index: usize| match index / QUESTIONS.len() {
-        0 => wrap(QUESTIONS[index]),
-        round => wrap(&format!("{} Give {round} examples.", QUESTIONS[index % QUESTIONS.len()])),
+        0 => QUESTIONS[index].to_owned(),
+        round => format!("{} Give {round} examples.", QUESTIONS[index % QUESTIONS.len()]),
     };
     (0..count).map(question).collect()
 }
 
 /// Tasks whose answer copies the prompt.
 pub(crate) fn copy(count: usize) -> Vec<String> {
+    copies(count).iter().map(|task| wrap(task)).collect()
+}
+
+/// Their texts alone.
+pub(crate) fn copies(count: usize) -> Vec<String> {
     let tasks = [
         "Repeat the following text word for word, three times",
         "Copy this text exactly, then copy it again",
     ];
-    (0..count).map(|i| wrap(&format!("{} ({}):\n\n{PASSAGE}", tasks[i % tasks.len()], i + 1))).collect()
+    (0..count).map(|i| format!("{} ({}):\n\n{PASSAGE}", tasks[i % tasks.len()], i + 1)).collect()
+}
+
+/// About a thousand tokens of text that begin differently in every round.
+pub(crate) fn long(round: usize) -> String {
+    let ships = (0..12).map(|ship| format!("{PASSAGE} That was page {}.", round * 100 + ship));
+    format!("Log {round}. {}", ships.collect::<Vec<_>>().join(" "))
 }
 
 /// A prompt of ordinary token ids that differs from its first token on.

@@ -60,6 +60,19 @@ pub(crate) fn children_of(parent: Pid) -> BTreeMap<String, Pid> {
     children.collect()
 }
 
+/// All processes below one, in no order.
+pub(crate) fn descendants_of(parent: Pid) -> Vec<Pid> {
+    let children: Vec<Pid> = children_of(parent).into_values().collect();
+    children.iter().flat_map(|child| std::iter::once(*child).chain(descendants_of(*child))).collect()
+}
+
+/// Most resident memory a process has had, in MiB; 0 when it has ended.
+pub fn peak_mib(pid: Pid) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).map_or(0, |kib| kib / 1024)
+}
+
 /// A dash and the number that a process was given on its command line; nothing without.
 fn number_of(pid: i32) -> String {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();

@@ -49,6 +49,12 @@ impl ServerOptions {
         Self::with_map("EAGLE", "SmolLM2-135M-Instruct-EAGLE")
     }
 
+    /// As `make run` serves.
+    pub fn as_run() -> Self {
+        let tree = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "4"];
+        Self::eagle().with(&tree).with(&["--speculative-num-draft-tokens", "8"])
+    }
+
     /// The same with the EAGLE3 head.
     pub fn eagle3() -> Self {
         Self::plain().drafting("EAGLE3", &repository().join("models/SmolLM2-135M-Instruct-EAGLE3"))

@@ -41,6 +41,8 @@ type Tensors = BTreeMap<String, Tensor>;
 /// What heads begin with.
 pub(super) struct Start<'a> {
     pub spec: &'a HeadSpec,
+    /// Draft steps it is trained for.
+    pub drafts: usize,
     pub target: &'a TrainTables,
     /// Target ids of the draft's vocabulary.
     pub vocabulary: &'a Tensor,
@@ -69,8 +71,8 @@ impl Start<'_> {
             }
             let mut whiteners = Whiteners::new();
             let steps = match self.spec {
-                HeadSpec::MultiLayer(specs) => specs.len(),
-                _ => 1,
+                HeadSpec::MultiLayer(_) | HeadSpec::Dflash(_) => self.drafts,
+                HeadSpec::Eagle(_) | HeadSpec::Eagle3(_) => 1,
             };
             let sample = self.sample(corpus, steps)?;
             match self.spec {

@@ -116,6 +116,7 @@ impl<'a> Training<'a> {
         let ids: Vec<i64> = training.vocabulary.ids().iter().map(|&id| i64::from(id)).collect();
         let start = Start {
             spec: training.net.spec(),
+            drafts: args.unroll,
             target: &training.tables,
             vocabulary: &Tensor::from_slice(&ids),
             seed: args.seed,
@@ -158,8 +159,12 @@ impl<'a> Training<'a> {
                 HeadSpec::MultiLayer((0..args.unroll.max(1)).map(layer).collect())
             }
             Algorithm::Dflash => {
-                let shape =
-                    HfConfig { layers: args.draft_layers.max(1), ..head_shape(&target, "DFlashDraftModel") };
+                // All that it knows of the context passes through its keys and values.
+                let shape = HfConfig {
+                    layers: args.draft_layers.max(1),
+                    kv_heads: target.heads,
+                    ..head_shape(&target, "DFlashDraftModel")
+                };
                 let mask = Vocabulary::rarest(corpus.sequences(), target.vocab_size);
                 HeadSpec::Dflash(DflashSpec::new(&shape, header.layers.clone(), mask)?)
             }
