@@ -8,8 +8,9 @@ use candle_core::quantized::gguf_file::{Content, Value};
 use tch::{Kind, Tensor};
 
 use super::EngineError;
-use super::hf_config::HfConfig;
+use super::hf_config::{GemmaConfig, HfConfig};
 use super::layers::rope::RopeScaling;
+use super::shim::Activation;
 use super::weights::WeightSource;
 
 /// GGUF architecture, Hugging Face architecture, and whether the converter interleaved the halves of rotated heads.
@@ -235,6 +236,9 @@ fn read_config(content: &Content) -> Result<(HfConfig, bool), String> {
         sliding_layers: None,
         attention_bias: content.tensor_infos.contains_key("blk.0.attn_q.bias"),
         mlp_bias: false,
+        activation: Activation::Silu,
+        experts: None,
+        gemma: GemmaConfig::default(),
         tied: !content.tensor_infos.contains_key("output.weight"),
     };
     Ok((config.check()?, interleaved))

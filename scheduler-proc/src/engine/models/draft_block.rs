@@ -192,7 +192,7 @@ impl DraftBlock {
             rotation: HeadRotation { norms, tables: Rc::clone(tables) },
             output: Linear::fused(&parts[3..4])?,
             mlp_norm: norm(spec.mlp_norm)?,
-            mlp: GatedMlp { gate_up: Linear::fused(&parts[4..6])?, down: Linear::fused(&parts[6..7])? },
+            mlp: GatedMlp::new(&parts[4..7], spec.shape.activation)?,
             kv: KvPool::new(spec.kv_shape(), slots, loader.kind(), loader.device())?,
             attention: attention_for(loader.device()),
         })
