@@ -189,6 +189,9 @@ pub struct DflashConfig {
     /// A block is denoised whole also where a request may draft less.
     #[serde(default)]
     pub fixed_block: bool,
+    /// What stands for a token to be drafted, where the draft model's config says its name instead of its id.
+    #[serde(default)]
+    pub mask_token: Option<TokenId>,
 }
 
 /// The model that drafts.

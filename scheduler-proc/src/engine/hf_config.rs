@@ -60,6 +60,8 @@ pub struct GemmaConfig {
     pub local_rope_theta: Option<f64>,
     /// Every so many layers have no window, where layers are not named one by one.
     pub window_pattern: Option<usize>,
+    /// Logits are squeezed between this and its negative.
+    pub logit_softcap: Option<f64>,
 }
 
 /// The keys as they lie in the file.
@@ -105,8 +107,12 @@ struct RawConfig {
     query_pre_attn_scalar: Option<f64>,
     rope_local_base_freq: Option<f64>,
     sliding_window_pattern: Option<usize>,
+    /// The same as transformers 5 writes it.
+    #[serde(rename = "_sliding_window_pattern")]
+    own_sliding_window_pattern: Option<usize>,
     attn_logit_softcapping: Option<f64>,
     final_logit_softcapping: Option<f64>,
+    use_bidirectional_attention: Option<bool>,
     quantization_config: Option<Value>,
 }
 
@@ -124,7 +130,18 @@ struct RawRope {
     sliding_attention: Option<Box<RawRope>>,
 }
 
-const DEFAULT_THETA: f64 = 10_000.0;
+/// What a family's configs may leave out.
+struct Defaults {
+    rope_theta: f64,
+    tied: bool,
+    head_dim: Option<usize>,
+    activation: Activation,
+}
+
+const DEFAULTS: Defaults =
+    Defaults { rope_theta: 10_000.0, tied: false, head_dim: None, activation: Activation::Silu };
+const GEMMA_DEFAULTS: Defaults =
+    Defaults { rope_theta: 1_000_000.0, tied: true, head_dim: Some(256), activation: Activation::GeluTanh };
 
 fn default_eps() -> f32 {
     1e-6
@@ -177,24 +194,9 @@ impl TryFrom<RawConfig> for HfConfig {
     type Error = String;
 
     fn try_from(raw: RawConfig) -> Result<Self, String> {
-        let activation = raw.activation()?;
-        for (key, value) in [
-            ("attn_logit_softcapping", raw.attn_logit_softcapping),
-            ("final_logit_softcapping", raw.final_logit_softcapping),
-        ] {
-            if value.is_some() {
-                return Err(format!("{key} is not supported"));
-            }
-        }
-        let experts = raw.experts()?;
-        if raw.quantization_config.is_some() {
-            return Err("quantized safetensors are not supported; use the full weights or a GGUF file".into());
-        }
-        if raw.partial_rotary_factor.is_some_and(|factor| factor != 1.0) {
-            return Err("partial_rotary_factor is not supported".into());
-        }
-        // Gemma's configs leave out what its class has as a default.
-        let is_gemma = raw.architectures.first().is_some_and(|name| name.starts_with("Gemma"));
+        raw.check_supported()?;
+        let (activation, experts) = (raw.activation()?, raw.experts()?);
+        let defaults = raw.defaults();
         let mut rope = raw.rope_parameters.or(raw.rope_scaling);
         let local = rope.as_mut().and_then(|rope| rope.sliding_attention.take());
         if let Some(full) = rope.as_mut().and_then(|rope| rope.full_attention.take()) {
@@ -203,7 +205,8 @@ impl TryFrom<RawConfig> for HfConfig {
         let gemma = GemmaConfig {
             query_scalar: raw.query_pre_attn_scalar,
             local_rope_theta: raw.rope_local_base_freq.or(local.and_then(|rope| rope.rope_theta)),
-            window_pattern: raw.sliding_window_pattern,
+            window_pattern: raw.sliding_window_pattern.or(raw.own_sliding_window_pattern),
+            logit_softcap: raw.final_logit_softcapping,
         };
         Self {
             architecture: raw.architectures.into_iter().next().ok_or("architectures is missing")?,
@@ -212,7 +215,7 @@ impl TryFrom<RawConfig> for HfConfig {
             layers: raw.num_hidden_layers,
             heads: raw.num_attention_heads,
             kv_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
-            head_dim: match raw.head_dim {
+            head_dim: match raw.head_dim.or(defaults.head_dim) {
                 Some(dim) => dim,
                 None => raw.hidden_size.checked_div(raw.num_attention_heads).unwrap_or(0),
             },
@@ -222,7 +225,7 @@ impl TryFrom<RawConfig> for HfConfig {
             rope_theta: raw
                 .rope_theta
                 .or(rope.as_ref().and_then(|rope| rope.rope_theta))
-                .unwrap_or(DEFAULT_THETA),
+                .unwrap_or(defaults.rope_theta),
             rope_scaling: rope.map_or(Ok(RopeScaling::Default), RopeScaling::try_from)?,
             sliding_window: raw.sliding_window,
             use_sliding_window: raw.use_sliding_window.unwrap_or(false),
@@ -232,7 +235,7 @@ impl TryFrom<RawConfig> for HfConfig {
                 .map(|types| types.iter().map(|kind| kind == "sliding_attention").collect()),
             attention_bias: raw.attention_bias,
             mlp_bias: raw.mlp_bias,
-            tied: raw.tie_word_embeddings.unwrap_or(is_gemma),
+            tied: raw.tie_word_embeddings.unwrap_or(defaults.tied),
             activation,
             experts,
             gemma,
@@ -242,9 +245,37 @@ impl TryFrom<RawConfig> for HfConfig {
 }
 
 impl RawConfig {
+    fn defaults(&self) -> Defaults {
+        match self.architectures.first() {
+            Some(name) if name.starts_with("Gemma") => GEMMA_DEFAULTS,
+            _ => DEFAULTS,
+        }
+    }
+
+    /// Refuses what would change a model's results and is not computed.
+    fn check_supported(&self) -> Result<(), String> {
+        let refused = [
+            (self.attn_logit_softcapping.is_some(), "attn_logit_softcapping is not supported"),
+            (self.use_bidirectional_attention == Some(true), "use_bidirectional_attention is not supported"),
+            (
+                self.quantization_config.is_some(),
+                "quantized safetensors are not supported; use the full weights or a GGUF file",
+            ),
+            (
+                self.partial_rotary_factor.is_some_and(|factor| factor != 1.0),
+                "partial_rotary_factor is not supported",
+            ),
+        ];
+        match refused.into_iter().find(|(sets, _)| *sets) {
+            None => Ok(()),
+            Some((_, reason)) => Err(reason.into()),
+        }
+    }
+
     fn activation(&self) -> Result<Activation, String> {
         match self.hidden_act.as_deref().or(self.hidden_activation.as_deref()) {
-            None | Some("silu") => Ok(Activation::Silu),
+            None => Ok(self.defaults().activation),
+            Some("silu") => Ok(Activation::Silu),
             Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
             Some(other) => Err(format!(
                 "hidden_act {other:?} is not supported; known are \"silu\" and \"gelu_pytorch_tanh\""

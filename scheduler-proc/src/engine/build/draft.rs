@@ -153,7 +153,7 @@ fn dflash(
     shape: DraftShape,
 ) -> Result<Box<dyn WorkerPlan>, EngineError> {
     let files = DraftFiles::open(head_folder(&draft.model.weights)?)?;
-    let spec = DflashSpec::read(&files, &model::shape_of(&config.model.weights)?)?;
+    let spec = DflashSpec::read(&files, &model::shape_of(&config.model.weights)?, draft.mask_token)?;
     let shape = BlockShape { block: shape.draft_tokens, fixed: draft.fixed_block, rows: shape.rows };
     if shape.block < 2 {
         return Err(EngineError::Load {

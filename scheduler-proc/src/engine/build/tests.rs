@@ -80,12 +80,14 @@ const MULTI_LAYER: Pair =
 const DFLASH: Pair = Pair {
     target: "dflash-tiny",
     draft: "dflash-tiny/draft",
-    algorithm: |model| SpecAlgorithm::Dflash(DflashConfig { model, fixed_block: false }),
+    algorithm: |model| SpecAlgorithm::Dflash(DflashConfig { model, fixed_block: false, mask_token: None }),
     golden: "dflash-tiny",
     shapes: [chain(7), chain(4)],
 };
-const DFLASH_FIXED: Pair =
-    Pair { algorithm: |model| SpecAlgorithm::Dflash(DflashConfig { model, fixed_block: true }), ..DFLASH };
+const DFLASH_FIXED: Pair = Pair {
+    algorithm: |model| SpecAlgorithm::Dflash(DflashConfig { model, fixed_block: true, mask_token: None }),
+    ..DFLASH
+};
 
 /// The same target with its layers in another layout, in a folder that the caller keeps.
 fn in_layout(layout: &str, pair: Pair) -> (tempfile::TempDir, Pair) {

@@ -3,9 +3,8 @@
 use std::rc::Rc;
 
 use proto::TokenId;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
-use crate::engine::EngineError;
 use crate::engine::attention::AttentionBackend;
 use crate::engine::attention::plan::AttentionPlan;
 use crate::engine::hf_config::HfConfig;
@@ -14,9 +13,10 @@ use crate::engine::layers::embedding::Embedding;
 use crate::engine::layers::experts::Experts;
 use crate::engine::layers::linear::Linear;
 use crate::engine::layers::mlp::GatedMlp;
-use crate::engine::layers::norm::RmsNorm;
+use crate::engine::layers::norm::{NormFormat, RmsNorm};
 use crate::engine::layers::rope::{HeadNorms, HeadRotation, RopeScaling, RopeTables};
 use crate::engine::weights::{Loader, Parameter};
+use crate::engine::{EngineError, shim};
 
 /// What sets one family apart from another.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,6 +52,8 @@ pub struct Style {
     pub query_scale: f64,
     /// Rotation of layers with a window.
     pub local_rope_theta: Option<f64>,
+    /// Logits are squeezed between this and its negative.
+    pub logit_softcap: Option<f32>,
 }
 
 impl Default for Style {
@@ -62,6 +64,7 @@ impl Default for Style {
             embedding_scale: None,
             query_scale: 1.0,
             local_rope_theta: None,
+            logit_softcap: None,
         }
     }
 }
@@ -133,6 +136,10 @@ impl DecoderSpec {
                 add(&format!("{name}.bias"), &shape[..1]);
             }
         }
+    }
+
+    fn norm_format(&self) -> NormFormat {
+        NormFormat { eps: self.shape.norm_eps, from_one: self.style.norms_from_one }
     }
 
     /// Norms over the stream: before attention, before the feed-forward block, then those behind both.
@@ -230,6 +237,7 @@ pub struct Decoder {
     layers: Vec<Layer>,
     final_norm: RmsNorm,
     head: Rc<Linear>,
+    logit_softcap: Option<f32>,
 }
 
 impl Decoder {
@@ -248,14 +256,15 @@ impl Decoder {
                 load_layer(spec, index, windowed.unwrap_or(&tables), loader)
             })
             .collect::<Result<_, EngineError>>()?;
-        let final_norm = load_norm(spec, FINAL_NORM, 1.0, loader)?;
+        let final_norm = spec.norm_format().load(FINAL_NORM, loader)?;
         let head = if shape.tied { embedding.shallow_clone() } else { loader.load(HEAD)? };
         let head = Rc::new(Linear::new(&head, None)?);
         let embedding = match spec.style.embedding_scale {
             None => Embedding::new(embedding),
             Some(scale) => Embedding::scaled(embedding, scale),
         };
-        Ok(Self { embedding: Rc::new(embedding), layers, final_norm, head })
+        let logit_softcap = spec.style.logit_softcap;
+        Ok(Self { embedding: Rc::new(embedding), layers, final_norm, head, logit_softcap })
     }
 
     /// For a draft head that has none of its own.
@@ -301,10 +310,19 @@ impl Decoder {
         self.embedding.bytes()
     }
 
-    /// Logits of hidden states that went through the final norm.
-    pub fn logits(&self, hidden: &Tensor) -> Result<Tensor, EngineError> {
-        self.head.forward_wide(hidden)
+    /// Logits of hidden states that went through the final norm, on the host.
+    pub fn logits(&self, hidden: &Tensor) -> Result<Vec<f32>, EngineError> {
+        let mut logits = shim::to_host(&self.head.forward_wide(hidden)?)?;
+        if let Some(cap) = self.logit_softcap {
+            squeeze(&mut logits, cap);
+        }
+        Ok(logits)
     }
+}
+
+/// One by one: torch's tanh gives other bits at the end of a tensor than in its middle.
+fn squeeze(logits: &mut [f32], cap: f32) {
+    logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
 }
 
 impl Layer {
@@ -337,7 +355,8 @@ fn load_layer(
     tables: &Rc<RopeTables>,
     loader: &mut Loader<'_>,
 ) -> Result<Layer, EngineError> {
-    let mut norm = |name: &str, scale| load_norm(spec, &layer_name(index, name), scale, loader);
+    let format = spec.norm_format();
+    let mut norm = |name: &str, times| format.load_times(times, &layer_name(index, name), loader);
     let names = spec.norms();
     let (input_norm, mlp_norm) = (norm(names[0], 1.0)?, norm(names[1], 1.0)?);
     let norms_behind = match names.get(2..4) {
@@ -392,20 +411,16 @@ fn load_parts(
     projections.into_iter().map(&mut part).collect()
 }
 
-/// A norm by its full name, its results times `scale`.
-fn load_norm(
-    spec: &DecoderSpec,
-    name: &str,
-    scale: f64,
-    loader: &mut Loader<'_>,
-) -> Result<RmsNorm, EngineError> {
-    let mut weight = loader.load(name)?;
-    let kind = weight.kind();
-    if spec.style.norms_from_one {
-        weight = weight.to_kind(Kind::Float) + 1.0;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn squeezed_logits_keep_their_order_within_the_cap() {
+        let mut logits = [-1e9f32, -30.0, -0.5, 0.0, 0.5, 30.0, 1e9];
+        squeeze(&mut logits, 30.0);
+        assert!(logits.is_sorted());
+        assert_eq!((logits[0], logits[3], logits[6]), (-30.0, 0.0, 30.0));
+        assert!((logits[5] - 30.0 * 1f32.tanh()).abs() < 1e-5 && (logits[4] - 0.5).abs() < 1e-4);
     }
-    if scale != 1.0 {
-        weight = weight.to_kind(Kind::Float) * scale;
-    }
-    Ok(RmsNorm::new(weight.to_kind(kind), spec.shape.norm_eps))
 }

@@ -8,6 +8,8 @@ use crate::engine::hf_config::HfConfig;
 const PATTERN: usize = 6;
 /// Rotation of layers with a window, where the config does not say.
 const LOCAL_THETA: f64 = 10_000.0;
+/// What queries are scaled by the root of, where the config does not say.
+const QUERY_SCALAR: f64 = 256.0;
 
 pub(super) fn describe(config: &HfConfig) -> DecoderSpec {
     let head_dim = config.head_dim as f64;
@@ -15,8 +17,9 @@ pub(super) fn describe(config: &HfConfig) -> DecoderSpec {
         norms_from_one: true,
         norms_behind: true,
         embedding_scale: Some((config.hidden_size as f64).sqrt()),
-        query_scale: (head_dim / config.gemma.query_scalar.unwrap_or(head_dim)).sqrt(),
+        query_scale: (head_dim / config.gemma.query_scalar.unwrap_or(QUERY_SCALAR)).sqrt(),
         local_rope_theta: Some(config.gemma.local_rope_theta.unwrap_or(LOCAL_THETA)),
+        logit_softcap: config.gemma.logit_softcap.map(|cap| cap as f32),
     };
     let biases = Biases { qkv: config.attention_bias, output: config.attention_bias, mlp: false };
     DecoderSpec { biases, qk_norm: true, windows: windows(config), style, ..DecoderSpec::plain(config) }

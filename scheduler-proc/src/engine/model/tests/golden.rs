@@ -67,6 +67,16 @@ fn logits_are_the_golden_ones_whole_and_in_chunks() {
 }
 
 #[test]
+fn a_gemma_from_a_gguf_file_is_the_golden_one() {
+    let file = crate::engine::gguf::tests::gemma_file();
+    let config = config(Weights::Gguf(file.path().to_owned()), Dtype::Float32);
+    let mut model = TargetModel::load(&config, &mut |_, _| {}).unwrap();
+    for chunk in [512, 9] {
+        check_logits("gemma3-text-tiny", &mut model, chunk);
+    }
+}
+
+#[test]
 fn plain_tensor_operations_give_the_golden_logits_too() {
     for case in CASES {
         let config = config(Weights::Safetensors(fixtures().join(case).join("target")), Dtype::Float32);
