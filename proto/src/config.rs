@@ -151,6 +151,25 @@ pub struct SpecConfig {
     /// so that whoever sizes a buffer by them sizes it for all.
     #[serde(default)]
     pub adaptive: Option<AdaptiveConfig>,
+    /// N-grams that draft before the model of `algorithm` is asked.
+    #[serde(default)]
+    pub ngram_first: Option<NgramFirst>,
+}
+
+impl SpecConfig {
+    /// The algorithm by SGLang's name, with what drafts before it.
+    pub fn name(&self) -> String {
+        let name = self.algorithm.as_str();
+        if self.ngram_first.is_some() { format!("{name}+NGRAM") } else { name.to_owned() }
+    }
+}
+
+/// N-grams beside a draft model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NgramFirst {
+    pub ngram: NgramConfig,
+    /// Tokens before a draft that must have been seen before, one after the other.
+    pub min_match: u32,
 }
 
 /// When the target accepts a draft of a sampled request. Greedy ones accept what is the argmax, by any rule.

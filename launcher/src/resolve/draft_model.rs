@@ -111,6 +111,7 @@ pub(super) fn resolve(
         num_draft_tokens: shape.width,
         acceptance: AcceptanceRule::default(),
         adaptive: None,
+        ngram_first: None,
     };
     Ok((config, note))
 }
