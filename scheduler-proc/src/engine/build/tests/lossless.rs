@@ -175,19 +175,22 @@ fn a_draft_after_n_grams_is_as_good() {
     for (alone, mixed) in [(EAGLE, EAGLE_NGRAM), (EAGLE3, EAGLE3_NGRAM)] {
         for shape in alone.shapes {
             let ask = greedy(&prompt(alone), 120);
-            let trees = |pair: Pair, depths: &'static [usize]| {
-                let mut rig = Rig::new(pair, Some(shape), PLAIN);
+            let trees = |depths: &'static [usize]| {
+                let mut rig = Rig::new(alone, Some(shape), PLAIN);
                 rig.depths = depths;
                 rig.serve_one(&ask).verified
             };
             let always: BTreeMap<_, _> = [&[][..], &[1, 4], &[4, 1, 1], &[0, 4], &[2, 4, 4]]
                 .into_iter()
-                .flat_map(|depths| trees(alone, depths))
+                .flat_map(trees)
                 .filter(|step| step.tree.len() + 1 == shape.2 as usize)
                 .map(|step| (step.committed, step.tree))
                 .collect();
             let (mut same, mut by_trie) = (0, 0);
-            for step in trees(mixed, &[]) {
+            let mut rig = Rig::new(mixed, Some(shape), PLAIN);
+            // N-grams know the beginning of the answer.
+            rig.serve_one(&greedy(&prompt(alone), 40));
+            for step in rig.serve_one(&ask).verified {
                 match step.tree.source() {
                     DraftSource::Ngram => by_trie += 1,
                     DraftSource::Model if by_trie > 0 && step.tree.len() + 1 == shape.2 as usize => {
