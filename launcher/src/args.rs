@@ -118,7 +118,7 @@ pub struct ScheduleArgs {
 
 #[derive(Debug, Clone, ClapArgs)]
 pub struct SpecArgs {
-    /// Algorithm: DFLASH, EAGLE, EAGLE3, NEXTN, STANDALONE or NGRAM; plain decoding without
+    /// Algorithm: DFLASH, EAGLE, EAGLE3, NEXTN, STANDALONE or NGRAM, or one of the others with n-grams tried first, as in EAGLE+NGRAM; plain decoding without
     #[arg(long, value_name = "NAME")]
     pub speculative_algorithm: Option<String>,
     /// One multi-token-prediction layer per draft step, with EAGLE or NEXTN and a model or draft model that has several
@@ -176,6 +176,9 @@ pub struct SpecArgs {
     /// Longest n-gram remembered [default: 18]
     #[arg(long, value_name = "TOKENS")]
     pub speculative_ngram_max_trie_depth: Option<u32>,
+    /// With EAGLE+NGRAM and the like: tokens before a draft that must have been seen before for n-grams to draft it [default: 4]
+    #[arg(long, value_name = "TOKENS")]
+    pub speculative_ngram_min_match: Option<u32>,
     /// Nodes of the n-gram trie [default: 10000000]
     #[arg(long, value_name = "NODES")]
     pub speculative_ngram_capacity: Option<u64>,

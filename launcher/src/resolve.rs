@@ -186,11 +186,7 @@ fn server_config(args: &Args, model: &ModelConfig, max_running: u32, port: u16) 
 fn summary(model: &ModelConfig, spec: Option<&proto::SpecConfig>) -> String {
     let speculation = spec.map_or("plain decoding".to_owned(), |spec| {
         let most = if spec.adaptive.is_some() { "at most " } else { "" };
-        format!(
-            "{} speculation, {most}{} tokens verified per step",
-            spec.algorithm.as_str(),
-            spec.num_draft_tokens
-        )
+        format!("{} speculation, {most}{} tokens verified per step", spec.name(), spec.num_draft_tokens)
     });
     format!(
         "{} ({}), {}, context {}, {speculation}",

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use proto::{ServeConfig, SpecCounters};
+use proto::{ServeConfig, SpecConfig, SpecCounters};
 use reqwest::blocking::Client;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 pub(crate) struct SampleChat {
     url: String,
     api_key: Option<String>,
-    algorithm: Option<&'static str>,
+    algorithm: Option<String>,
 }
 
 /// The part of a reply that is looked at.
@@ -72,7 +72,7 @@ impl SampleChat {
         Self {
             url: format!("http://{address}/v1/chat/completions"),
             api_key: config.server.api_key.clone(),
-            algorithm: config.spec.as_ref().map(|spec| spec.algorithm.as_str()),
+            algorithm: config.spec.as_ref().map(SpecConfig::name),
         }
     }
 
@@ -130,7 +130,7 @@ impl SampleChat {
             format!("\n{:<22} {:>9} {:>14} {:>12}", "", "tokens/s", "accept length", "accept rate"),
             format!("{:<22} {:>9.1} {:>14} {:>12}", "without speculation", rate(plain), "1.00", "-"),
         ];
-        if let Some(algorithm) = self.algorithm {
+        if let Some(algorithm) = &self.algorithm {
             lines.push(format!(
                 "{:<22} {:>9.1} {:>14.2} {:>12.2}",
                 format!("with {algorithm}"),
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn the_table_counts_the_bonus_in_the_length_and_not_in_the_rate() {
-        let chat = SampleChat { url: String::new(), api_key: None, algorithm: Some("EAGLE") };
+        let chat = SampleChat { url: String::new(), api_key: None, algorithm: Some("EAGLE".into()) };
         let plain = Sum { text: "a".into(), tokens: 100, seconds: 2.0, spec: SpecCounters::default() };
         let spec = SpecCounters {
             verify_ct: 40,

@@ -151,6 +151,25 @@ pub struct SpecConfig {
     /// so that whoever sizes a buffer by them sizes it for all.
     #[serde(default)]
     pub adaptive: Option<AdaptiveConfig>,
+    /// N-grams that draft before the model of `algorithm` is asked.
+    #[serde(default)]
+    pub ngram_first: Option<NgramFirst>,
+}
+
+impl SpecConfig {
+    /// The algorithm by SGLang's name, with what drafts before it.
+    pub fn name(&self) -> String {
+        let name = self.algorithm.as_str();
+        if self.ngram_first.is_some() { format!("{name}+NGRAM") } else { name.to_owned() }
+    }
+}
+
+/// N-grams beside a draft model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NgramFirst {
+    pub ngram: NgramConfig,
+    /// Tokens before a draft that must have been seen before, one after the other.
+    pub min_match: u32,
 }
 
 /// When the target accepts a draft of a sampled request. Greedy ones accept what is the argmax, by any rule.
@@ -189,6 +208,9 @@ pub struct DflashConfig {
     /// A block is denoised whole also where a request may draft less.
     #[serde(default)]
     pub fixed_block: bool,
+    /// What stands for a token to be drafted, where the draft model's config says its name instead of its id.
+    #[serde(default)]
+    pub mask_token: Option<TokenId>,
 }
 
 /// The model that drafts.

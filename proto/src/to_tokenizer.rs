@@ -190,6 +190,9 @@ pub struct InternalState {
     /// What depth is decided on, by batch-size slot; absent where it is fixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speculative_adaptive_state: Option<Value>,
+    /// Drafts by who made them, as in the metrics; absent without speculation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speculative_draft_sources: Option<Value>,
     /// Bytes by use: `weight`, `kvcache`, and tokens by state: `token_capacity`, `used`, `cached`, `free`.
     pub memory_usage: Value,
 }

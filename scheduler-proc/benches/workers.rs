@@ -94,6 +94,7 @@ fn workers() -> Vec<Worker> {
             num_draft_tokens,
             acceptance: AcceptanceRule::default(),
             adaptive: None,
+            ngram_first: None,
         })
     };
     let (chain, tree) = ((4, 1, 5), (4, 4, 13));

@@ -324,22 +324,36 @@ void rms_norm(Element element, void* x, const void* delta, const void* weight, v
   }
 }
 
-template <class T>
-void silu_mul_row(const T* gate, const T* up, T* out, int64_t width) {
+// Both activations are g / (1 + e^-s(g)): silu with s = g, and the tanh form of gelu with
+// s = 2 sqrt(2 / pi) (g + 0.044715 g^3), since (1 + tanh x) / 2 = 1 / (1 + e^-2x).
+template <class T, Activation A>
+void gate_mul_row(const T* gate, const T* up, T* out, int64_t width) {
   for (int64_t d = 0; d < width; d += kWidth) {
     F16 g = load_at(gate, d, width);
-    // e^-g overflows where silu is 0 anyway.
-    F16 away = -g;
+    F16 steep = A == Activation::kSilu ? g : g * (g * g * 0.044715f + 1.0f) * 1.5957691216f;
+    // e^-s overflows where the result is 0 anyway.
+    F16 away = -steep;
     F16 bounded = select(away > splat(88.0f), splat(88.0f), away);
     store_at(out, d, width, g / (exp16(bounded) + 1.0f) * load_at(up, d, width));
   }
 }
 
-void silu_mul(Element element, const void* gate, const void* up, void* out, int64_t width) {
+template <Activation A>
+void gate_mul_as(Element element, const void* gate, const void* up, void* out, int64_t width) {
   if (element == Element::F32) {
-    silu_mul_row(static_cast<const float*>(gate), static_cast<const float*>(up), static_cast<float*>(out), width);
+    gate_mul_row<float, A>(static_cast<const float*>(gate), static_cast<const float*>(up),
+                           static_cast<float*>(out), width);
   } else {
-    silu_mul_row(static_cast<const bf16*>(gate), static_cast<const bf16*>(up), static_cast<bf16*>(out), width);
+    gate_mul_row<bf16, A>(static_cast<const bf16*>(gate), static_cast<const bf16*>(up), static_cast<bf16*>(out),
+                          width);
+  }
+}
+
+void gate_mul(Element element, Activation activation, const void* gate, const void* up, void* out, int64_t width) {
+  if (activation == Activation::kSilu) {
+    gate_mul_as<Activation::kSilu>(element, gate, up, out, width);
+  } else {
+    gate_mul_as<Activation::kGeluTanh>(element, gate, up, out, width);
   }
 }
 
@@ -350,7 +364,7 @@ void widen(const void* from, float* out, int64_t count) {
 
 #define DH_TEXT_(x) #x
 #define DH_TEXT(x) DH_TEXT_(x)
-constexpr Kernels kTable = {DH_TEXT(DH_KERNELS), attend_scratch, attend,        rotate_store, rms_norm, silu_mul,
+constexpr Kernels kTable = {DH_TEXT(DH_KERNELS), attend_scratch, attend,        rotate_store, rms_norm, gate_mul,
                             widen,               packed_size,    packed_inputs, pack,         linear};
 
 }  // namespace

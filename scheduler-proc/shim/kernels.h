@@ -13,6 +13,9 @@ constexpr int64_t kBlock = 32;
 
 enum class Element : int32_t { F32 = 0, BF16 = 1 };
 
+// Of a gate.
+enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
+
 // Consecutive rows of one request that share the keys at positions 0 .. shared_blocks * kBlock.
 struct Tile {
   uint32_t first_row;
@@ -77,8 +80,8 @@ struct Kernels {
   void (*rotate_store)(Element, const RotateArgs&, int64_t row, float* scratch /* head_dim */);
   // out = rms_norm(x) * weight. With `delta`, x += delta first, in place.
   void (*rms_norm)(Element, void* x, const void* delta, const void* weight, void* out, int64_t width, float eps);
-  // out = silu(gate) * up
-  void (*silu_mul)(Element, const void* gate, const void* up, void* out, int64_t width);
+  // out = activation(gate) * up
+  void (*gate_mul)(Element, Activation, const void* gate, const void* up, void* out, int64_t width);
   void (*widen)(const void* bf16, float* out, int64_t count);
   int64_t (*packed_size)(Element, int64_t out, int64_t in);  // elements
   int64_t (*packed_inputs)(Element, int64_t in);             // inputs with their padding

@@ -256,20 +256,23 @@ at::Tensor* dh_rms_norm(const at::Tensor* x, const at::Tensor* delta, const at::
   return result;
 }
 
-// gate_up: [rows, 2 * width], gates first.
-at::Tensor* dh_silu_mul(const at::Tensor* gate_up) {
+// gate_up: [rows, 2 * width], gates first. `activation` is a dh::Activation.
+at::Tensor* dh_gate_mul(const at::Tensor* gate_up, int activation) {
   at::Tensor* result = nullptr;
   guarded([&] {
     int64_t rows = gate_up->size(0), width = gate_up->size(1) / 2;
     if (!gate_up->is_cpu()) {
-      result = new at::Tensor(at::silu(gate_up->narrow(1, 0, width)) * gate_up->narrow(1, width, width));
+      at::Tensor gate = gate_up->narrow(1, 0, width), up = gate_up->narrow(1, width, width);
+      bool gelu = static_cast<dh::Activation>(activation) == dh::Activation::kGeluTanh;
+      result = new at::Tensor((gelu ? at::gelu(gate, "tanh") : at::silu(gate)) * up);
       return;
     }
     dh::check(*gate_up, *gate_up, "gate_up");
     at::Tensor out = at::empty({rows, width}, gate_up->options());
     dh::for_each_row(rows, width, [&](int64_t row) {
       const char* gate = dh::at_row(*gate_up, row);
-      dh::kernels().silu_mul(element(out), gate, gate + width * out.element_size(), dh::at_row(out, row), width);
+      dh::kernels().gate_mul(element(out), static_cast<dh::Activation>(activation), gate,
+                             gate + width * out.element_size(), dh::at_row(out, row), width);
     });
     result = new at::Tensor(out);
   });

@@ -141,12 +141,33 @@ pub struct TokenLogprobs {
     pub token_ids: TopLogprobs,
 }
 
+/// Who made a draft.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DraftSource {
+    #[default]
+    Model,
+    Ngram,
+}
+
+impl DraftSource {
+    pub const ALL: [Self; 2] = [Self::Model, Self::Ngram];
+
+    /// As metrics have it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Model => "model",
+            Self::Ngram => "ngram",
+        }
+    }
+}
+
 /// What one verify step of one row submitted and accepted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VerifyCount {
     /// Draft nodes by depth, index 0 for depth 1. Their sum is what was proposed.
     pub proposed_at: Vec<u32>,
     pub accepted: usize,
+    pub source: DraftSource,
 }
 
 impl VerifyCount {

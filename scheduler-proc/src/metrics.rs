@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 use prometheus::Registry;
 use proto::metrics::LiveCounts;
 use proto::{ServeConfig, SpecCounters};
+use serde_json::{Value, json};
 
 use crate::adaptive::{Reason, Switch};
+use crate::batch::DraftSource;
 use crate::engine::EngineLimits;
 
 mod report;
@@ -17,7 +19,7 @@ mod series;
 mod tests;
 mod window;
 
-pub use self::report::{DecodeReport, Load, PrefillReport, StepReport};
+pub use self::report::{DecodeReport, Drafts, Load, PrefillReport, SourceCounts, StepReport};
 use self::series::Series;
 use self::window::{Window, decode_line, prefill_line, rate};
 
@@ -35,6 +37,7 @@ pub struct SchedulerMetrics {
     write: Option<WriteSnapshot>,
     window: Window,
     totals: SpecCounters,
+    by_source: SourceCounts,
     last_gen_throughput: f64,
     last_prefill: Instant,
     busy: bool,
@@ -55,6 +58,7 @@ impl SchedulerMetrics {
             config: config.clone(),
             window: Window::new(now),
             totals: SpecCounters::default(),
+            by_source: SourceCounts::default(),
             last_gen_throughput: 0.0,
             last_prefill: now,
             busy: false,
@@ -84,6 +88,18 @@ impl SchedulerMetrics {
         &self.totals
     }
 
+    /// The same by who made the drafts; nothing without speculation.
+    pub fn draft_sources(&self) -> Option<Value> {
+        let shown = |source: DraftSource| {
+            let Drafts { proposed, accepted } = self.by_source.of(source);
+            let rate = (proposed > 0).then(|| accepted as f64 / proposed as f64);
+            let told = json!({"proposed_drafts": proposed, "accepted_drafts": accepted, "accept_rate": rate});
+            (source.as_str().to_owned(), told)
+        };
+        let sources = series::sources(&self.config);
+        (!sources.is_empty()).then(|| Value::Object(sources.into_iter().map(shown).collect()))
+    }
+
     /// The counters that clients are told parts of, as they stand.
     pub fn live_counts(&self) -> Vec<LiveCounts> {
         self.series.as_ref().map_or(Vec::new(), Series::live_counts)
@@ -110,6 +126,7 @@ impl SchedulerMetrics {
             self.last_prefill = now;
         }
         self.totals.add(&report.decode.spec);
+        self.by_source.add(&report.decode.by_source);
         self.window.add(report);
         self.dirty = true;
         if let Some(series) = &self.series {

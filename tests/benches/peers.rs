@@ -235,8 +235,9 @@ fn completion(contender: &Contender, prompt: &str) -> (String, Value) {
 }
 
 fn next(stream: &mut Stream) -> Option<Value> {
-    assert_eq!(stream.status, 200, "{:?}", stream.next());
-    stream.next()
+    let event = stream.next();
+    assert_eq!(stream.status, 200, "{event:?}");
+    event
 }
 
 /// The middle of the values; NaN when there is none.

@@ -7,6 +7,7 @@
 mod bandwidth;
 #[allow(dead_code, reason = "one prompt alone is another benchmark's")]
 mod load;
+#[allow(dead_code, reason = "texts without a chat format are another benchmark's")]
 mod prompts;
 mod stats;
 

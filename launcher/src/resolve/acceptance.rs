@@ -36,6 +36,11 @@ pub(super) fn resolve(args: &SpecArgs, config: &SpecConfig) -> Result<Acceptance
         );
     }
     ensure!(
+        config.ngram_first.is_none(),
+        "--speculative-use-rejection-sampling does not go with {}: what n-grams draft is remembered, not drawn",
+        config.name()
+    );
+    ensure!(
         config.eagle_topk == 1,
         "--speculative-use-rejection-sampling needs --speculative-eagle-topk 1, not {}: the tokens of a tree are the \
          likeliest, not drawn; set --speculative-num-steps and --speculative-eagle-topk 1",

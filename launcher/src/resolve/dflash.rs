@@ -1,7 +1,7 @@
 //! Owns the flags of DFLASH: how long a block is, by flag or by the draft model's own config.
 
-use anyhow::{Result, bail, ensure};
-use proto::Weights;
+use anyhow::{Context, Result, bail, ensure};
+use proto::{ModelConfig, TokenBytes, TokenId, Weights};
 use serde_json::Value;
 
 use super::draft_model::Shape;
@@ -11,6 +11,8 @@ use crate::args::SpecArgs;
 
 /// SGLang's, where neither flag nor config says.
 const DEFAULT_BLOCK: u32 = 16;
+const DEFAULT_MASK: &str = "<|MASK|>";
+const FLAG: &str = "--speculative-draft-model-path";
 
 /// As SGLang shows it: a block is one step of one branch, as wide as it is long.
 pub(super) fn shape(args: &SpecArgs, draft: &Weights) -> Result<(Shape, Option<String>)> {
@@ -51,12 +53,40 @@ fn flag(args: &SpecArgs) -> Result<Option<u32>> {
     }
 }
 
-/// What the draft model's config says, in `dflash_config` or beside it.
 fn own_block(draft: &Weights) -> Result<Option<u32>> {
-    let Weights::Safetensors(dir) = draft else { return Ok(None) };
-    let Some(config) = read_json(&dir.join("config.json"))? else { return Ok(None) };
-    let block = [&config["dflash_config"]["block_size"], &config["block_size"]];
-    Ok(block.into_iter().find_map(Value::as_u64).and_then(|block| u32::try_from(block).ok()))
+    let block = key(draft, "block_size")?.as_u64();
+    Ok(block.and_then(|block| u32::try_from(block).ok()))
+}
+
+/// What the draft model's config says, in `dflash_config` or beside it; null where it says nothing.
+fn key(draft: &Weights, name: &str) -> Result<Value> {
+    let Weights::Safetensors(dir) = draft else { return Ok(Value::Null) };
+    let config = read_json(&dir.join("config.json"))?.unwrap_or_default();
+    let places = [&config["dflash_config"][name], &config[name]];
+    Ok(places.into_iter().find(|value| !value.is_null()).cloned().unwrap_or_default())
+}
+
+/// The mask where the draft model's config has only its name, or not even that. As in SGLang a name that the tokenizer
+/// does not know is the first id behind its own, if the model has a row for it.
+pub(super) fn mask_token(draft: &Weights, model: &ModelConfig) -> Result<Option<TokenId>> {
+    let (id, name) = (key(draft, "mask_token_id")?, key(draft, "mask_token")?);
+    let Some(dir) = model.tokenizer_dir.as_ref().filter(|_| id.is_null()) else { return Ok(None) };
+    let name = match &name {
+        Value::Null => DEFAULT_MASK,
+        name => name.as_str().with_context(|| format!("{FLAG}: mask_token {name} is no string"))?,
+    };
+    let tokenizer = read_json(&dir.join("tokenizer.json"))?.context("tokenizer.json is missing")?;
+    let tokens = TokenBytes::names(&tokenizer)?;
+    let known = tokens.iter().rev().find(|(_, token)| *token == name).map(|(id, _)| *id);
+    let behind = tokens.iter().map(|(id, _)| id + 1).max().unwrap_or(0);
+    let mask = known.unwrap_or(behind);
+    ensure!(
+        mask < model.vocab_size,
+        "{FLAG}: the mask {name:?} is not in the tokenizer's vocabulary, and the model given by --model has no row \
+         behind it ({} rows); name it by mask_token_id in the draft model's config.json",
+        model.vocab_size
+    );
+    Ok(Some(mask))
 }
 
 pub(super) fn refuse_flags(args: &SpecArgs, algorithm: &str) -> Result<()> {

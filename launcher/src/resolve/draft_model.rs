@@ -59,17 +59,23 @@ impl Kind {
         }
     }
 
-    fn algorithm(self, draft: DraftModelConfig, args: &SpecArgs) -> SpecAlgorithm {
-        match self {
-            Self::Dflash => {
-                let fixed_block = args.speculative_dflash_fixed_block;
-                SpecAlgorithm::Dflash(DflashConfig { model: draft, fixed_block })
-            }
+    fn algorithm(
+        self,
+        draft: DraftModelConfig,
+        args: &SpecArgs,
+        model: &ModelConfig,
+    ) -> Result<SpecAlgorithm> {
+        Ok(match self {
+            Self::Dflash => SpecAlgorithm::Dflash(DflashConfig {
+                mask_token: dflash::mask_token(&draft.weights, model)?,
+                model: draft,
+                fixed_block: args.speculative_dflash_fixed_block,
+            }),
             Self::Eagle | Self::Nextn => SpecAlgorithm::Eagle(draft),
             Self::MultiLayer => SpecAlgorithm::MultiLayerEagle(draft),
             Self::Eagle3 => SpecAlgorithm::Eagle3(draft),
             Self::Standalone => SpecAlgorithm::Standalone(draft),
-        }
+        })
     }
 
     /// SGLang's choice where the user makes none.
@@ -99,12 +105,13 @@ pub(super) fn resolve(
         shape.topk
     );
     let config = SpecConfig {
-        algorithm: kind.algorithm(draft, args),
+        algorithm: kind.algorithm(draft, args, model)?,
         num_steps: shape.steps,
         eagle_topk: shape.topk,
         num_draft_tokens: shape.width,
         acceptance: AcceptanceRule::default(),
         adaptive: None,
+        ngram_first: None,
     };
     Ok((config, note))
 }

@@ -147,18 +147,23 @@ impl ModelFacts {
         };
         let token =
             |key: &str| get(&format!("tokenizer.ggml.{key}")).and_then(integer).map(|id| id as TokenId);
-        let vocab = match get("tokenizer.ggml.tokens").and_then(|tokens| tokens.to_vec().ok()) {
+        let tokens = get("tokenizer.ggml.tokens").and_then(|tokens| tokens.to_vec().ok());
+        let vocab = match tokens {
             Some(tokens) => tokens.len() as u64,
             None => number("vocab_size")?,
         };
+        let types = get("tokenizer.ggml.token_type").and_then(|types| types.to_vec().ok());
         let heads = number("attention.head_count")?;
         let kv_heads = number("attention.head_count_kv").unwrap_or(heads);
         let head_dim = match number("attention.key_length") {
             Ok(size) => size,
             Err(_) => number("embedding_length")?.checked_div(heads).context("GGUF metadata: no heads")?,
         };
-        let eos: BTreeSet<_> =
-            ["eos_token_id", "eot_token_id", "eom_token_id"].into_iter().filter_map(token).collect();
+        let eos: BTreeSet<_> = ["eos_token_id", "eot_token_id", "eom_token_id"]
+            .into_iter()
+            .filter_map(token)
+            .chain(turn_ends(tokens, types))
+            .collect();
         Ok(Self {
             architectures: vec![architecture_of(&arch).to_owned()],
             vocab_size: vocab.try_into().context("GGUF metadata: vocabulary")?,
@@ -173,6 +178,21 @@ impl ModelFacts {
     }
 }
 
+/// Tokens that end a turn, by what they are called: files of models that chat do not always say which they are.
+const TURN_ENDS: [&str; 3] = ["<end_of_turn>", "<|eot_id|>", "<|im_end|>"];
+/// `tokenizer.ggml.token_type` of tokens that are no text.
+const CONTROL: u64 = 3;
+
+fn turn_ends(tokens: Option<&Vec<gguf_file::Value>>, types: Option<&Vec<gguf_file::Value>>) -> Vec<TokenId> {
+    let all = tokens.into_iter().flatten().zip(types.into_iter().flatten()).zip(0..);
+    all.filter(|((name, kind), _)| {
+        integer(kind) == Some(CONTROL)
+            && name.to_string().is_ok_and(|name| TURN_ENDS.contains(&name.as_str()))
+    })
+    .map(|(_, id)| id)
+    .collect()
+}
+
 /// The Hugging Face name of a GGUF architecture; unknown ones keep theirs, and the engine lists what it knows.
 fn architecture_of(gguf: &str) -> &str {
     match gguf {
@@ -180,6 +200,7 @@ fn architecture_of(gguf: &str) -> &str {
         "llama" => "LlamaForCausalLM",
         "qwen2" => "Qwen2ForCausalLM",
         "qwen3" => "Qwen3ForCausalLM",
+        "gemma3" => "Gemma3ForCausalLM",
         other => other,
     }
 }

@@ -1,8 +1,8 @@
 //! Owns `/server_info`'s view of the flags: every resolved value under SGLang's name.
 
 use proto::{
-    AcceptanceRule, DeviceKind, DraftTier, Dtype, NgramMatchType, SchedulePolicy, ServeConfig, SpecAlgorithm,
-    Weights,
+    AcceptanceRule, DeviceKind, DraftTier, Dtype, NgramConfig, NgramMatchType, SchedulePolicy, ServeConfig,
+    SpecAlgorithm, Weights,
 };
 use serde_json::{Map, Value, json};
 
@@ -103,21 +103,15 @@ fn spec(config: &ServeConfig) -> Value {
     let shape = DraftTier { num_steps: spec.num_steps, num_draft_tokens: spec.num_draft_tokens };
     let shape = spec.adaptive.as_ref().map_or(shape, |adaptive| adaptive.initial);
     let mut all = json!({
-        "speculative_algorithm": spec.algorithm.as_str(),
+        "speculative_algorithm": spec.name(),
         "speculative_num_steps": shape.num_steps,
         "speculative_eagle_topk": spec.eagle_topk,
         "speculative_num_draft_tokens": shape.num_draft_tokens,
     });
     let own = match &spec.algorithm {
-        SpecAlgorithm::Ngram(ngram) => json!({
+        SpecAlgorithm::Ngram(_) => json!({
             "speculative_draft_model_path": null,
             "speculative_token_map": null,
-            "speculative_ngram_min_bfs_breadth": ngram.min_bfs_breadth,
-            "speculative_ngram_max_bfs_breadth": ngram.max_bfs_breadth,
-            "speculative_ngram_match_type":
-                match ngram.match_type { NgramMatchType::Bfs => "BFS", NgramMatchType::Prob => "PROB" },
-            "speculative_ngram_max_trie_depth": ngram.max_trie_depth,
-            "speculative_ngram_capacity": ngram.capacity,
         }),
         SpecAlgorithm::Dflash(dflash) => json!({
             "speculative_draft_model_path": dflash.model.path,
@@ -130,10 +124,29 @@ fn spec(config: &ServeConfig) -> Value {
             json!({ "speculative_draft_model_path": draft.path, "speculative_token_map": draft.token_map })
         }
     };
-    if let (Value::Object(all), Value::Object(own)) = (&mut all, own) {
-        all.extend(own);
+    let trie = match (&spec.algorithm, &spec.ngram_first) {
+        (SpecAlgorithm::Ngram(ngram), _) => trie(ngram, None),
+        (_, Some(first)) => trie(&first.ngram, Some(first.min_match)),
+        (_, None) => Value::Null,
+    };
+    for part in [own, trie] {
+        if let (Value::Object(all), Value::Object(part)) = (&mut all, part) {
+            all.extend(part);
+        }
     }
     all
+}
+
+fn trie(ngram: &NgramConfig, min_match: Option<u32>) -> Value {
+    json!({
+        "speculative_ngram_min_bfs_breadth": ngram.min_bfs_breadth,
+        "speculative_ngram_max_bfs_breadth": ngram.max_bfs_breadth,
+        "speculative_ngram_match_type":
+            match ngram.match_type { NgramMatchType::Bfs => "BFS", NgramMatchType::Prob => "PROB" },
+        "speculative_ngram_max_trie_depth": ngram.max_trie_depth,
+        "speculative_ngram_capacity": ngram.capacity,
+        "speculative_ngram_min_match": min_match,
+    })
 }
 
 fn adaptive(config: &ServeConfig, args: &Args) -> Value {

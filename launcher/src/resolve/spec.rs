@@ -1,7 +1,9 @@
 //! Owns the speculative flags: defaults as SGLang's, impossible combinations refused with the relation spelled out.
 
 use anyhow::{Result, bail, ensure};
-use proto::{AcceptanceRule, ModelConfig, NgramConfig, NgramMatchType, SpecAlgorithm, SpecConfig};
+use proto::{
+    AcceptanceRule, ModelConfig, NgramConfig, NgramFirst, NgramMatchType, SpecAlgorithm, SpecConfig,
+};
 
 use super::{acceptance, adaptive, dflash, draft_model};
 use crate::args::{MatchTypeArg, SpecArgs};
@@ -11,7 +13,12 @@ use crate::unsupported;
 const MAX_CAPACITY: u64 = 1 << 31;
 /// Width of a verify step that no model gains from; wider is a slip of the finger.
 pub(super) const MAX_DRAFT_TOKENS: u32 = 256;
-const KNOWN: &str = "DFLASH, EAGLE, EAGLE3, NEXTN, STANDALONE and NGRAM are here";
+const KNOWN: &str =
+    "DFLASH, EAGLE, EAGLE3, NEXTN, STANDALONE and NGRAM are here, and each of the others with +NGRAM";
+/// Behind the name of an algorithm with a draft model.
+const NGRAM_FIRST: &str = "+NGRAM";
+/// What a match is worth before anything is known of it: as long as most short phrases that any text repeats.
+const MIN_MATCH: u32 = 4;
 
 /// The algorithm with its settings, and what was changed of what the user asked for.
 pub(super) fn resolve(args: &SpecArgs, model: &ModelConfig) -> Result<(Option<SpecConfig>, Vec<String>)> {
@@ -21,6 +28,10 @@ pub(super) fn resolve(args: &SpecArgs, model: &ModelConfig) -> Result<(Option<Sp
         config.acceptance = acceptance::resolve(args, config)?;
         notes.extend(acceptance::note(config.acceptance));
         adaptive::resolve(args, config)?;
+        if config.ngram_first.is_some() {
+            // How the model branches is known only now.
+            config.ngram_first = Some(ngram_first(args, config.eagle_topk)?);
+        }
     }
     Ok((config, notes))
 }
@@ -30,6 +41,11 @@ fn algorithm(args: &SpecArgs, model: &ModelConfig) -> Result<(Option<SpecConfig>
     match name.as_deref() {
         None | Some("NONE") => refuse_orphans(args).map(|()| (None, None)),
         Some("NGRAM") => {
+            ensure!(
+                args.speculative_ngram_min_match.is_none(),
+                "--speculative-ngram-min-match needs an algorithm with {NGRAM_FIRST}, as in EAGLE{NGRAM_FIRST}, and has no \
+                 effect with NGRAM alone"
+            );
             refuse_draft_model(args)?;
             ensure!(
                 !args.enable_multi_layer_eagle,
@@ -38,20 +54,27 @@ fn algorithm(args: &SpecArgs, model: &ModelConfig) -> Result<(Option<SpecConfig>
             dflash::refuse_flags(args, "NGRAM")?;
             Ok((Some(ngram(args)?), None))
         }
-        Some(name) => match draft_model::Kind::of(name, args.enable_multi_layer_eagle)? {
-            Some(kind) => {
-                refuse_ngram(args, name)?;
-                if kind != draft_model::Kind::Dflash {
-                    dflash::refuse_flags(args, name)?;
+        Some(whole) => {
+            let model_alone = whole.strip_suffix(NGRAM_FIRST);
+            let name = model_alone.unwrap_or(whole);
+            let Some(kind) = draft_model::Kind::of(name, args.enable_multi_layer_eagle)? else {
+                match unsupported::algorithm_hint(name) {
+                    Some(hint) => bail!("--speculative-algorithm {whole} {hint}; {KNOWN}"),
+                    None => bail!("--speculative-algorithm {whole} is unknown; {KNOWN}"),
                 }
-                let (config, note) = draft_model::resolve(kind, args, model)?;
-                Ok((Some(config), note))
+            };
+            if model_alone.is_none() {
+                refuse_ngram(args, name)?;
             }
-            None => match unsupported::algorithm_hint(name) {
-                Some(hint) => bail!("--speculative-algorithm {name} {hint}; {KNOWN}"),
-                None => bail!("--speculative-algorithm {name} is unknown; {KNOWN}"),
-            },
-        },
+            if kind != draft_model::Kind::Dflash {
+                dflash::refuse_flags(args, name)?;
+            }
+            let (mut config, note) = draft_model::resolve(kind, args, model)?;
+            if model_alone.is_some() {
+                config.ngram_first = Some(ngram_first(args, config.eagle_topk)?);
+            }
+            Ok((Some(config), note))
+        }
     }
 }
 
@@ -102,50 +125,28 @@ fn refuse_ngram(args: &SpecArgs, algorithm: &str) -> Result<()> {
         ("--speculative-ngram-match-type", args.speculative_ngram_match_type.is_some()),
         ("--speculative-ngram-max-trie-depth", args.speculative_ngram_max_trie_depth.is_some()),
         ("--speculative-ngram-capacity", args.speculative_ngram_capacity.is_some()),
+        ("--speculative-ngram-min-match", args.speculative_ngram_min_match.is_some()),
     ];
     match given.iter().find(|(_, given)| *given) {
         Some((flag, _)) => {
-            bail!("{flag} needs --speculative-algorithm NGRAM and has no effect with {algorithm}")
+            bail!(
+                "{flag} needs --speculative-algorithm NGRAM, alone or behind another as in EAGLE{NGRAM_FIRST}, and has no \
+                 effect with {algorithm}"
+            )
         }
         None => Ok(()),
     }
 }
 
 fn ngram(args: &SpecArgs) -> Result<SpecConfig> {
-    let config = NgramConfig {
-        min_bfs_breadth: args.speculative_ngram_min_bfs_breadth.unwrap_or(1),
-        max_bfs_breadth: args.speculative_ngram_max_bfs_breadth.unwrap_or(10),
-        match_type: match args.speculative_ngram_match_type {
-            None | Some(MatchTypeArg::Bfs) => NgramMatchType::Bfs,
-            Some(MatchTypeArg::Prob) => NgramMatchType::Prob,
-        },
-        max_trie_depth: args.speculative_ngram_max_trie_depth.unwrap_or(18),
-        capacity: args.speculative_ngram_capacity.unwrap_or(10_000_000),
-    };
+    let config = trie(args, 10)?;
     let topk = args.speculative_eagle_topk.unwrap_or(config.max_bfs_breadth);
     let width = args.speculative_num_draft_tokens.unwrap_or(12);
     let steps = args.speculative_num_steps.unwrap_or_else(|| (width / topk.max(1)).max(1));
-
-    let NgramConfig { min_bfs_breadth: min, max_bfs_breadth: max, max_trie_depth: depth, capacity, .. } =
-        config;
-    ensure!(min >= 1, "--speculative-ngram-min-bfs-breadth {min} must be at least 1");
-    ensure!(
-        min <= max,
-        "--speculative-ngram-min-bfs-breadth {min} must be at most --speculative-ngram-max-bfs-breadth {max}"
-    );
     ensure!(
         (2..=MAX_DRAFT_TOKENS).contains(&width),
         "--speculative-num-draft-tokens {width} must be 2 to {MAX_DRAFT_TOKENS}: one token is the last committed \
          one, the others are drafts"
-    );
-    ensure!(
-        depth >= 2,
-        "--speculative-ngram-max-trie-depth {depth} must be at least 2: a match and what follows it"
-    );
-    ensure!(
-        (u64::from(depth)..=MAX_CAPACITY).contains(&capacity),
-        "--speculative-ngram-capacity {capacity} must be at least --speculative-ngram-max-trie-depth {depth} and \
-         at most {MAX_CAPACITY}"
     );
     ensure!(topk >= 1, "--speculative-eagle-topk {topk} must be at least 1");
     ensure!(steps >= 1, "--speculative-num-steps {steps} must be at least 1");
@@ -161,5 +162,50 @@ fn ngram(args: &SpecArgs) -> Result<SpecConfig> {
         num_draft_tokens: width,
         acceptance: AcceptanceRule::default(),
         adaptive: None,
+        ngram_first: None,
     })
+}
+
+/// The trie of n-grams, following so many continuations after the shortest match unless a flag says otherwise.
+fn trie(args: &SpecArgs, breadth: u32) -> Result<NgramConfig> {
+    let config = NgramConfig {
+        min_bfs_breadth: args.speculative_ngram_min_bfs_breadth.unwrap_or(1),
+        max_bfs_breadth: args.speculative_ngram_max_bfs_breadth.unwrap_or(breadth),
+        match_type: match args.speculative_ngram_match_type {
+            None | Some(MatchTypeArg::Bfs) => NgramMatchType::Bfs,
+            Some(MatchTypeArg::Prob) => NgramMatchType::Prob,
+        },
+        max_trie_depth: args.speculative_ngram_max_trie_depth.unwrap_or(18),
+        capacity: args.speculative_ngram_capacity.unwrap_or(10_000_000),
+    };
+    let NgramConfig { min_bfs_breadth: min, max_bfs_breadth: max, max_trie_depth: depth, capacity, .. } =
+        config;
+    ensure!(min >= 1, "--speculative-ngram-min-bfs-breadth {min} must be at least 1");
+    ensure!(
+        min <= max,
+        "--speculative-ngram-min-bfs-breadth {min} must be at most --speculative-ngram-max-bfs-breadth {max}"
+    );
+    ensure!(
+        depth >= 2,
+        "--speculative-ngram-max-trie-depth {depth} must be at least 2: a match and what follows it"
+    );
+    ensure!(
+        (u64::from(depth)..=MAX_CAPACITY).contains(&capacity),
+        "--speculative-ngram-capacity {capacity} must be at least --speculative-ngram-max-trie-depth {depth} and \
+         at most {MAX_CAPACITY}"
+    );
+    Ok(config)
+}
+
+/// Beside a draft model the trie branches as it does: chains stay chains.
+fn ngram_first(args: &SpecArgs, topk: u32) -> Result<NgramFirst> {
+    let ngram = trie(args, topk)?;
+    let min_match = args.speculative_ngram_min_match.unwrap_or(MIN_MATCH.min(ngram.max_trie_depth - 1));
+    ensure!(
+        (1..ngram.max_trie_depth).contains(&min_match),
+        "--speculative-ngram-min-match {min_match} must be at least 1 and less than --speculative-ngram-max-trie-depth \
+         {}, which holds a match and what follows it",
+        ngram.max_trie_depth
+    );
+    Ok(NgramFirst { ngram, min_match })
 }

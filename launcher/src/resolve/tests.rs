@@ -7,6 +7,8 @@ use serde_json::json;
 
 use super::*;
 
+mod drafts;
+
 fn machine() -> Machine {
     Machine { cpus: 4, computes_bfloat16: false, available_memory: 8 << 30 }
 }
@@ -435,7 +437,9 @@ fn the_config_file_survives_the_trip_to_the_children() {
 fn a_gguf_file_tells_the_same_facts_alone_or_as_the_only_one_of_a_folder() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("model.gguf");
-    let tokens = Gguf::Array(["a", "b", "c"].map(|token| Gguf::String(token.into())).to_vec());
+    let tokens = ["a", "b", "c", "<end_of_turn>", "<|im_end|>"].map(|token| Gguf::String(token.into()));
+    // The last one is plain text that looks like a control token.
+    let types = [1, 3, 3, 3, 1].map(Gguf::I32);
     let metadata = [
         ("general.architecture", Gguf::String("qwen2".into())),
         ("qwen2.context_length", Gguf::U32(1024)),
@@ -443,7 +447,8 @@ fn a_gguf_file_tells_the_same_facts_alone_or_as_the_only_one_of_a_folder() {
         ("qwen2.embedding_length", Gguf::U32(64)),
         ("qwen2.attention.head_count", Gguf::U32(4)),
         ("qwen2.attention.head_count_kv", Gguf::U32(1)),
-        ("tokenizer.ggml.tokens", tokens),
+        ("tokenizer.ggml.tokens", Gguf::Array(tokens.to_vec())),
+        ("tokenizer.ggml.token_type", Gguf::Array(types.to_vec())),
         ("tokenizer.ggml.eos_token_id", Gguf::U32(2)),
         ("tokenizer.ggml.eot_token_id", Gguf::U32(1)),
     ];
@@ -455,8 +460,8 @@ fn a_gguf_file_tells_the_same_facts_alone_or_as_the_only_one_of_a_folder() {
     assert_eq!(alone.weights, Weights::Gguf(file));
     assert_eq!(ModelConfig { model_path: alone.model_path.clone(), ..inside }, alone);
     assert_eq!(alone.architectures, ["Qwen2ForCausalLM"]);
-    assert_eq!((alone.vocab_size, alone.context_length), (3, 1024));
-    assert_eq!(alone.eos_token_ids, [1, 2]);
+    assert_eq!((alone.vocab_size, alone.context_length), (5, 1024));
+    assert_eq!(alone.eos_token_ids, [1, 2, 3]);
 
     std::fs::copy(dir.path().join("model.gguf"), dir.path().join("second.gguf")).unwrap();
     let said = format!("{:#}", resolve_in(dir.path(), "--skip-tokenizer-init").unwrap_err());

@@ -71,6 +71,8 @@ metrics! {
     SPEC_PROPOSED_DRAFTS: IntCounter = "spec_proposed_drafts_total" [], "Drafthorse: draft tokens given to the target to verify, counted at each step. Neither root, padding nor bonus.";
     SPEC_ACCEPTED_DRAFTS: IntCounter = "spec_accepted_drafts_total" [], "Drafthorse: draft tokens that were the target's choice, before any stop trims them. Without the bonus.";
     SPEC_DELIVERED_DRAFTS: IntCounter = "spec_delivered_drafts_total" [], "Drafthorse: accepted draft tokens that reached an answer. Without the bonus.";
+    SPEC_PROPOSED_BY_SOURCE: IntCounterVec = "spec_proposed_by_source_total" ["source"], "Drafthorse: spec_proposed_drafts_total by who made the drafts. source is model or ngram.";
+    SPEC_ACCEPTED_BY_SOURCE: IntCounterVec = "spec_accepted_by_source_total" ["source"], "Drafthorse: spec_accepted_drafts_total by who made the drafts. source is model or ngram.";
     SPEC_PROPOSED_AT_POSITION: IntCounterVec = "spec_proposed_at_position_total" ["position"], "Drafthorse: request verify steps that proposed a draft at this depth; 0 is the first draft. Without the bonus.";
     SPEC_ACCEPTED_AT_POSITION: IntCounterVec = "spec_accepted_at_position_total" ["position"], "Drafthorse: request verify steps that accepted a draft at this depth; 0 is the first draft. Without the bonus.";
     SPEC_DEPTH_SWITCHES: IntCounterVec = "spec_depth_switches_total" ["from", "to", "reason"], "Drafthorse: changes of the draft steps in force, with --speculative-adaptive. reason is batch_size, acceptance_up, acceptance_down, probe, promise, faster or plain_faster.";

@@ -218,6 +218,7 @@ impl Filler {
             speculative_num_draft_tokens: self.u32(),
             avg_spec_accept_length: self.some(Self::f64),
             speculative_adaptive_state: Some(serde_json::json!([{"num_steps": self.u32(), "rate": null}])),
+            speculative_draft_sources: Some(serde_json::json!({"model": {"proposed_drafts": self.u32()}})),
             memory_usage: serde_json::json!({"weight": self.u64(), "used": [self.f64(), null_or_text(self)]}),
         };
         let flush = FlushCacheReqOutput { id: self.u64(), success: self.bool(), message: self.text() };

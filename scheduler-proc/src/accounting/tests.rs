@@ -11,7 +11,7 @@ fn fresh() -> Request {
 
 #[test]
 fn a_block_counts_drafts_and_bonus_apart() {
-    let verify = VerifyCount { proposed_at: vec![2, 2, 1], accepted: 2 };
+    let verify = VerifyCount { proposed_at: vec![2, 2, 1], accepted: 2, ..VerifyCount::default() };
     for (kept, delivered, bonuses) in [(3, 2, 1), (2, 2, 0), (1, 1, 0), (0, 0, 0)] {
         let mut request = fresh();
         assert_eq!(count_block(&mut request, Origin::Verify(&verify), kept), delivered);

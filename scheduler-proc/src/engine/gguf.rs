@@ -8,15 +8,51 @@ use candle_core::quantized::gguf_file::{Content, Value};
 use tch::{Kind, Tensor};
 
 use super::EngineError;
-use super::hf_config::HfConfig;
+use super::hf_config::{GemmaConfig, HfConfig};
 use super::layers::rope::RopeScaling;
+use super::shim::Activation;
 use super::weights::WeightSource;
 
-/// GGUF architecture, Hugging Face architecture, and whether the converter interleaved the halves of rotated heads.
-const ARCHITECTURES: [(&str, &str, bool); 3] = [
-    ("llama", "LlamaForCausalLM", true),
-    ("qwen2", "Qwen2ForCausalLM", false),
-    ("qwen3", "Qwen3ForCausalLM", false),
+/// How one architecture's converter writes a model.
+#[derive(Debug)]
+struct Family {
+    /// GGUF architecture.
+    gguf: &'static str,
+    /// Hugging Face architecture.
+    hf: &'static str,
+    /// Halves of rotated heads lie interleaved.
+    interleaved: bool,
+    /// Norms store the factor itself, where checkpoints store what is added to 1.
+    whole_norms: bool,
+    activation: Activation,
+    /// Names inside of layers that come before those in [`LAYER_NAMES`].
+    layer_names: &'static [(&'static str, &'static str)],
+}
+
+const PLAIN: Family = Family {
+    gguf: "",
+    hf: "",
+    interleaved: false,
+    whole_norms: false,
+    activation: Activation::Silu,
+    layer_names: &[],
+};
+static FAMILIES: [Family; 4] = [
+    Family { gguf: "llama", hf: "LlamaForCausalLM", interleaved: true, ..PLAIN },
+    Family { gguf: "qwen2", hf: "Qwen2ForCausalLM", ..PLAIN },
+    Family { gguf: "qwen3", hf: "Qwen3ForCausalLM", ..PLAIN },
+    Family {
+        gguf: "gemma3",
+        hf: "Gemma3ForCausalLM",
+        whole_norms: true,
+        activation: Activation::GeluTanh,
+        layer_names: &[
+            ("ffn_norm", "pre_feedforward_layernorm"),
+            ("post_attention_norm", "post_attention_layernorm"),
+            ("post_ffw_norm", "post_feedforward_layernorm"),
+        ],
+        ..PLAIN
+    },
 ];
 
 /// GGUF and Hugging Face names outside and inside of layers.
@@ -46,7 +82,7 @@ pub struct GgufFile {
     path: PathBuf,
     file: BufReader<File>,
     content: Content,
-    interleaved: bool,
+    family: &'static Family,
     config: HfConfig,
 }
 
@@ -56,12 +92,12 @@ impl GgufFile {
         let file = File::open(path).map_err(|error| failed(error.to_string()))?;
         let mut file = BufReader::new(file);
         let content = Content::read(&mut file).map_err(|error| failed(first_line(&error)))?;
-        let (mut config, interleaved) = read_config(&content).map_err(failed)?;
+        let (mut config, family) = read_config(&content).map_err(failed)?;
         if content.tensor_infos.contains_key(ROPE_FACTORS) {
             let (_, factors) = dequantise(&content, &mut file, ROPE_FACTORS).map_err(failed)?;
             config.rope_scaling = RopeScaling::Factors(factors);
         }
-        Ok(Self { path: path.to_owned(), file, content, interleaved, config })
+        Ok(Self { path: path.to_owned(), file, content, family, config })
     }
 
     pub fn config(&self) -> &HfConfig {
@@ -72,7 +108,7 @@ impl GgufFile {
     fn interleaved_heads(&self, name: &str) -> Option<usize> {
         let projection = name.rsplit('.').nth(1)?;
         match projection {
-            _ if !self.interleaved => None,
+            _ if !self.family.interleaved => None,
             "q_proj" => Some(self.config.heads),
             "k_proj" => Some(self.config.kv_heads),
             _ => None,
@@ -86,16 +122,17 @@ impl WeightSource for GgufFile {
     }
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        let info = self.content.tensor_infos.get(&gguf_name(name)?)?;
+        let info = self.content.tensor_infos.get(&self.family.gguf_name(name)?)?;
         Some(info.shape.dims().to_vec())
     }
 
     fn names(&self) -> Vec<String> {
-        self.content.tensor_infos.keys().map(|name| hf_name(name).unwrap_or_else(|| name.clone())).collect()
+        let hf = |name: &String| self.family.hf_name(name).unwrap_or_else(|| name.clone());
+        self.content.tensor_infos.keys().map(hf).collect()
     }
 
     fn bytes(&self, name: &str) -> u64 {
-        let info = gguf_name(name).and_then(|name| self.content.tensor_infos.get(&name));
+        let info = self.family.gguf_name(name).and_then(|name| self.content.tensor_infos.get(&name));
         info.map_or(0, |info| {
             (info.shape.elem_count() / info.ggml_dtype.block_size() * info.ggml_dtype.type_size()) as u64
         })
@@ -103,12 +140,15 @@ impl WeightSource for GgufFile {
 
     fn read(&mut self, name: &str) -> Result<Tensor, EngineError> {
         let failed = |reason: String| EngineError::Load { what: name.to_owned(), reason };
-        let stored = gguf_name(name).ok_or_else(|| failed("has no GGUF name".into()))?;
+        let stored = self.family.gguf_name(name).ok_or_else(|| failed("has no GGUF name".into()))?;
         let (shape, values) = dequantise(&self.content, &mut self.file, &stored).map_err(failed)?;
         let shape: Vec<i64> = shape.into_iter().map(|size| size as i64).collect();
         let tensor =
             Tensor::f_from_slice(&values).map_err(|error| failed(error.to_string()))?.reshape(&shape);
         debug_assert_eq!(tensor.kind(), Kind::Float);
+        if self.family.whole_norms && name.ends_with("norm.weight") {
+            return Ok(tensor - 1.0);
+        }
         Ok(match self.interleaved_heads(name) {
             None => tensor,
             Some(heads) => separate_halves(&tensor, heads as i64),
@@ -135,24 +175,38 @@ fn separate_halves(weight: &Tensor, heads: i64) -> Tensor {
     weight.reshape([heads, shape[0] / heads / 2, 2, -1]).transpose(1, 2).reshape(&shape)
 }
 
-fn gguf_name(name: &str) -> Option<String> {
-    if let Some((gguf, _)) = TOP_NAMES.iter().find(|(_, hf)| *hf == name) {
-        return Some((*gguf).to_owned());
+impl Family {
+    fn find(name: &str) -> Result<&'static Self, String> {
+        FAMILIES.iter().find(|family| family.gguf == name).ok_or_else(|| {
+            let known: Vec<&str> = FAMILIES.iter().map(|family| family.gguf).collect();
+            format!("GGUF architecture {name:?} is unknown; known are {}", known.join(", "))
+        })
     }
-    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    let (module, part) = rest.rsplit_once('.')?;
-    let (gguf, _) = LAYER_NAMES.iter().find(|(_, hf)| *hf == module)?;
-    Some(format!("blk.{layer}.{gguf}.{part}"))
-}
 
-fn hf_name(name: &str) -> Option<String> {
-    if let Some((_, hf)) = TOP_NAMES.iter().find(|(gguf, _)| *gguf == name) {
-        return Some((*hf).to_owned());
+    /// GGUF and Hugging Face names inside of layers.
+    fn layer_names(&self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
+        self.layer_names.iter().chain(&LAYER_NAMES)
     }
-    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-    let (module, part) = rest.rsplit_once('.')?;
-    let (_, hf) = LAYER_NAMES.iter().find(|(gguf, _)| *gguf == module)?;
-    Some(format!("model.layers.{layer}.{hf}.{part}"))
+
+    fn gguf_name(&self, name: &str) -> Option<String> {
+        if let Some((gguf, _)) = TOP_NAMES.iter().find(|(_, hf)| *hf == name) {
+            return Some((*gguf).to_owned());
+        }
+        let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+        let (module, part) = rest.rsplit_once('.')?;
+        let (gguf, _) = self.layer_names().find(|(_, hf)| *hf == module)?;
+        Some(format!("blk.{layer}.{gguf}.{part}"))
+    }
+
+    fn hf_name(&self, name: &str) -> Option<String> {
+        if let Some((_, hf)) = TOP_NAMES.iter().find(|(gguf, _)| *gguf == name) {
+            return Some((*hf).to_owned());
+        }
+        let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+        let (module, part) = rest.rsplit_once('.')?;
+        let (_, hf) = self.layer_names().find(|(gguf, _)| *gguf == module)?;
+        Some(format!("model.layers.{layer}.{hf}.{part}"))
+    }
 }
 
 /// The file's metadata, under the prefix of its architecture.
@@ -186,6 +240,10 @@ impl Metadata<'_> {
         self.get(key).and_then(|value| value.to_f32().ok())
     }
 
+    fn flags(&self, key: &str) -> Option<Vec<bool>> {
+        self.get(key)?.to_vec().ok()?.iter().map(|value| value.to_bool().ok()).collect()
+    }
+
     fn rope_scaling(&self) -> Result<RopeScaling, String> {
         let kind = self.get("rope.scaling.type").and_then(|value| value.to_string().ok());
         match kind.map(String::as_str) {
@@ -199,14 +257,10 @@ impl Metadata<'_> {
     }
 }
 
-fn read_config(content: &Content) -> Result<(HfConfig, bool), String> {
+fn read_config(content: &Content) -> Result<(HfConfig, &'static Family), String> {
     let name = content.metadata.get("general.architecture").and_then(|value| value.to_string().ok());
     let name = name.ok_or("metadata general.architecture is missing")?;
-    let known = ARCHITECTURES.iter().find(|(gguf, ..)| gguf == name);
-    let &(_, architecture, interleaved) = known.ok_or_else(|| {
-        let known: Vec<&str> = ARCHITECTURES.iter().map(|(gguf, ..)| *gguf).collect();
-        format!("GGUF architecture {name:?} is unknown; known are {}", known.join(", "))
-    })?;
+    let family = Family::find(name)?;
     let meta = Metadata { content, prefix: name.clone() };
     let (hidden_size, heads) = (meta.need_size("embedding_length")?, meta.need_size("attention.head_count")?);
     let layers = meta.need_size("block_count")?;
@@ -217,7 +271,7 @@ fn read_config(content: &Content) -> Result<(HfConfig, bool), String> {
         None => hidden_size.checked_div(heads).ok_or("attention.head_count is 0")?,
     };
     let config = HfConfig {
-        architecture: architecture.to_owned(),
+        architecture: family.hf.to_owned(),
         hidden_size,
         intermediate_size: meta.need_size("feed_forward_length")?,
         layers,
@@ -232,12 +286,41 @@ fn read_config(content: &Content) -> Result<(HfConfig, bool), String> {
         sliding_window: meta.size("attention.sliding_window")?,
         use_sliding_window: false,
         max_window_layers: layers,
-        sliding_layers: None,
+        sliding_layers: meta.flags("attention.sliding_window_pattern"),
         attention_bias: content.tensor_infos.contains_key("blk.0.attn_q.bias"),
         mlp_bias: false,
+        activation: family.activation,
+        experts: None,
+        gemma: match family.whole_norms {
+            true => gemma(&meta, hidden_size / heads.max(1), head_dim, layers)?,
+            false => GemmaConfig::default(),
+        },
         tied: !content.tensor_infos.contains_key("output.weight"),
     };
-    Ok((config.check()?, interleaved))
+    Ok((config.check()?, family))
+}
+
+/// Layers of the one Gemma 3 whose queries are not scaled by their own width; its files do not say so.
+const GEMMA_27B_LAYERS: usize = 62;
+
+fn gemma(
+    meta: &Metadata<'_>,
+    head_share: usize,
+    head_dim: usize,
+    layers: usize,
+) -> Result<GemmaConfig, String> {
+    let scalar = if layers == GEMMA_27B_LAYERS { head_share } else { head_dim };
+    let window_pattern = match meta.get("attention.sliding_window_pattern") {
+        // Layer by layer instead.
+        Some(Value::Array(_)) => None,
+        _ => meta.size("attention.sliding_window_pattern")?,
+    };
+    Ok(GemmaConfig {
+        query_scalar: Some(scalar as f64),
+        local_rope_theta: meta.float("rope.freq_base_swa").map(f64::from),
+        window_pattern,
+        logit_softcap: meta.float("final_logit_softcapping").map(f64::from),
+    })
 }
 
 fn first_line(error: &candle_core::Error) -> String {
@@ -245,4 +328,4 @@ fn first_line(error: &candle_core::Error) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

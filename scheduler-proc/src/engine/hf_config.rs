@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::EngineError;
 use super::layers::rope::RopeScaling;
+use super::shim::Activation;
 
 /// A decoder's shape, with every default filled in.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,6 +33,35 @@ pub struct HfConfig {
     pub attention_bias: bool,
     pub mlp_bias: bool,
     pub tied: bool,
+    pub activation: Activation,
+    pub experts: Option<ExpertsConfig>,
+    /// Keys that only Gemma has.
+    pub gemma: GemmaConfig,
+}
+
+/// A mixture of experts in the place of some layers' feed-forward blocks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExpertsConfig {
+    pub count: usize,
+    pub per_token: usize,
+    pub intermediate_size: usize,
+    pub normalised: bool,
+    /// Every so many layers have one,
+    pub every: usize,
+    /// except these.
+    pub not_in: Vec<usize>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GemmaConfig {
+    /// Queries are divided by its root.
+    pub query_scalar: Option<f64>,
+    /// Rotation of layers with a window.
+    pub local_rope_theta: Option<f64>,
+    /// Every so many layers have no window, where layers are not named one by one.
+    pub window_pattern: Option<usize>,
+    /// Logits are squeezed between this and its negative.
+    pub logit_softcap: Option<f64>,
 }
 
 /// The keys as they lie in the file.
@@ -61,9 +91,28 @@ struct RawConfig {
     attention_bias: bool,
     #[serde(default)]
     mlp_bias: bool,
-    #[serde(default)]
-    tie_word_embeddings: bool,
+    tie_word_embeddings: Option<bool>,
     hidden_act: Option<String>,
+    hidden_activation: Option<String>,
+    num_experts: Option<usize>,
+    /// The same in the style of transformers 5.
+    num_local_experts: Option<usize>,
+    num_experts_per_tok: Option<usize>,
+    moe_intermediate_size: Option<usize>,
+    #[serde(default)]
+    norm_topk_prob: bool,
+    decoder_sparse_step: Option<usize>,
+    #[serde(default)]
+    mlp_only_layers: Vec<usize>,
+    query_pre_attn_scalar: Option<f64>,
+    rope_local_base_freq: Option<f64>,
+    sliding_window_pattern: Option<usize>,
+    /// The same as transformers 5 writes it.
+    #[serde(rename = "_sliding_window_pattern")]
+    own_sliding_window_pattern: Option<usize>,
+    attn_logit_softcapping: Option<f64>,
+    final_logit_softcapping: Option<f64>,
+    use_bidirectional_attention: Option<bool>,
     quantization_config: Option<Value>,
 }
 
@@ -76,9 +125,23 @@ struct RawRope {
     low_freq_factor: Option<f64>,
     high_freq_factor: Option<f64>,
     original_max_position_embeddings: Option<f64>,
+    /// Of layers without and with a window, where they differ.
+    full_attention: Option<Box<RawRope>>,
+    sliding_attention: Option<Box<RawRope>>,
 }
 
-const DEFAULT_THETA: f64 = 10_000.0;
+/// What a family's configs may leave out.
+struct Defaults {
+    rope_theta: f64,
+    tied: bool,
+    head_dim: Option<usize>,
+    activation: Activation,
+}
+
+const DEFAULTS: Defaults =
+    Defaults { rope_theta: 10_000.0, tied: false, head_dim: None, activation: Activation::Silu };
+const GEMMA_DEFAULTS: Defaults =
+    Defaults { rope_theta: 1_000_000.0, tied: true, head_dim: Some(256), activation: Activation::GeluTanh };
 
 fn default_eps() -> f32 {
     1e-6
@@ -131,16 +194,20 @@ impl TryFrom<RawConfig> for HfConfig {
     type Error = String;
 
     fn try_from(raw: RawConfig) -> Result<Self, String> {
-        if let Some(act) = raw.hidden_act.as_deref().filter(|&act| act != "silu") {
-            return Err(format!("hidden_act {act:?} is not supported, only \"silu\""));
+        raw.check_supported()?;
+        let (activation, experts) = (raw.activation()?, raw.experts()?);
+        let defaults = raw.defaults();
+        let mut rope = raw.rope_parameters.or(raw.rope_scaling);
+        let local = rope.as_mut().and_then(|rope| rope.sliding_attention.take());
+        if let Some(full) = rope.as_mut().and_then(|rope| rope.full_attention.take()) {
+            rope = Some(*full);
         }
-        if raw.quantization_config.is_some() {
-            return Err("quantized safetensors are not supported; use the full weights or a GGUF file".into());
-        }
-        if raw.partial_rotary_factor.is_some_and(|factor| factor != 1.0) {
-            return Err("partial_rotary_factor is not supported".into());
-        }
-        let rope = raw.rope_parameters.or(raw.rope_scaling);
+        let gemma = GemmaConfig {
+            query_scalar: raw.query_pre_attn_scalar,
+            local_rope_theta: raw.rope_local_base_freq.or(local.and_then(|rope| rope.rope_theta)),
+            window_pattern: raw.sliding_window_pattern.or(raw.own_sliding_window_pattern),
+            logit_softcap: raw.final_logit_softcapping,
+        };
         Self {
             architecture: raw.architectures.into_iter().next().ok_or("architectures is missing")?,
             hidden_size: raw.hidden_size,
@@ -148,7 +215,7 @@ impl TryFrom<RawConfig> for HfConfig {
             layers: raw.num_hidden_layers,
             heads: raw.num_attention_heads,
             kv_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
-            head_dim: match raw.head_dim {
+            head_dim: match raw.head_dim.or(defaults.head_dim) {
                 Some(dim) => dim,
                 None => raw.hidden_size.checked_div(raw.num_attention_heads).unwrap_or(0),
             },
@@ -158,7 +225,7 @@ impl TryFrom<RawConfig> for HfConfig {
             rope_theta: raw
                 .rope_theta
                 .or(rope.as_ref().and_then(|rope| rope.rope_theta))
-                .unwrap_or(DEFAULT_THETA),
+                .unwrap_or(defaults.rope_theta),
             rope_scaling: rope.map_or(Ok(RopeScaling::Default), RopeScaling::try_from)?,
             sliding_window: raw.sliding_window,
             use_sliding_window: raw.use_sliding_window.unwrap_or(false),
@@ -168,9 +235,73 @@ impl TryFrom<RawConfig> for HfConfig {
                 .map(|types| types.iter().map(|kind| kind == "sliding_attention").collect()),
             attention_bias: raw.attention_bias,
             mlp_bias: raw.mlp_bias,
-            tied: raw.tie_word_embeddings,
+            tied: raw.tie_word_embeddings.unwrap_or(defaults.tied),
+            activation,
+            experts,
+            gemma,
         }
         .check()
+    }
+}
+
+impl RawConfig {
+    fn defaults(&self) -> Defaults {
+        match self.architectures.first() {
+            Some(name) if name.starts_with("Gemma") => GEMMA_DEFAULTS,
+            _ => DEFAULTS,
+        }
+    }
+
+    /// Refuses what would change a model's results and is not computed.
+    fn check_supported(&self) -> Result<(), String> {
+        let refused = [
+            (self.attn_logit_softcapping.is_some(), "attn_logit_softcapping is not supported"),
+            (self.use_bidirectional_attention == Some(true), "use_bidirectional_attention is not supported"),
+            (
+                self.quantization_config.is_some(),
+                "quantized safetensors are not supported; use the full weights or a GGUF file",
+            ),
+            (
+                self.partial_rotary_factor.is_some_and(|factor| factor != 1.0),
+                "partial_rotary_factor is not supported",
+            ),
+        ];
+        match refused.into_iter().find(|(sets, _)| *sets) {
+            None => Ok(()),
+            Some((_, reason)) => Err(reason.into()),
+        }
+    }
+
+    fn activation(&self) -> Result<Activation, String> {
+        match self.hidden_act.as_deref().or(self.hidden_activation.as_deref()) {
+            None => Ok(self.defaults().activation),
+            Some("silu") => Ok(Activation::Silu),
+            Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
+            Some(other) => Err(format!(
+                "hidden_act {other:?} is not supported; known are \"silu\" and \"gelu_pytorch_tanh\""
+            )),
+        }
+    }
+
+    fn experts(&self) -> Result<Option<ExpertsConfig>, String> {
+        let Some(count) = self.num_experts.or(self.num_local_experts).filter(|&count| count > 0) else {
+            return Ok(None);
+        };
+        let need = |value: Option<usize>, name: &str| value.ok_or(format!("{count} experts need {name}"));
+        let per_token = need(self.num_experts_per_tok, "num_experts_per_tok")?;
+        if per_token == 0 || per_token > count {
+            return Err(format!(
+                "num_experts_per_tok {per_token} must be 1 to {count}, the number of experts"
+            ));
+        }
+        Ok(Some(ExpertsConfig {
+            count,
+            per_token,
+            intermediate_size: need(self.moe_intermediate_size, "moe_intermediate_size")?,
+            normalised: self.norm_topk_prob,
+            every: self.decoder_sparse_step.unwrap_or(1).max(1),
+            not_in: self.mlp_only_layers.clone(),
+        }))
     }
 }
 

@@ -196,7 +196,7 @@ impl TargetModel {
                 true => hidden.shallow_clone(),
                 false => hidden.index_select(0, &Tensor::from_slice(&index).to_device(hidden.device())),
             };
-            let part = shim::to_host(&self.decoder.logits(&rows)?)?;
+            let part = self.decoder.logits(&rows)?;
             if values.is_empty() {
                 values = part;
             } else {

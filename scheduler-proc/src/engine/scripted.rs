@@ -142,7 +142,7 @@ impl ScriptedEngine {
         if let Some(first) = proposed_at.first_mut() {
             *first += (draft.nodes - draft.depth) as u32;
         }
-        (VerifyCount { proposed_at, accepted: right }, hash)
+        (VerifyCount { proposed_at, accepted: right, ..VerifyCount::default() }, hash)
     }
 
     fn chosen(&self, row: &BatchRow<'_>, hash: u64, ahead: usize) -> ChosenToken {

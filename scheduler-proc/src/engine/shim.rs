@@ -42,7 +42,7 @@ unsafe extern "C" {
     fn dh_linear_pack(weight: Raw) -> *mut C_tensor;
     fn dh_linear(x: Raw, packed: Raw, bias: Raw, out: i64, wide: c_int) -> *mut C_tensor;
     fn dh_rms_norm(x: Raw, delta: Raw, weight: Raw, eps: c_float) -> *mut C_tensor;
-    fn dh_silu_mul(gate_up: Raw) -> *mut C_tensor;
+    fn dh_gate_mul(gate_up: Raw, activation: c_int) -> *mut C_tensor;
     fn dh_attend(q: Raw, k: Raw, v: Raw, plan: *const RawPlan, window: i64, scale: c_float) -> *mut C_tensor;
     fn dh_rotate_store(
         qkv: Raw,
@@ -135,11 +135,21 @@ pub fn rms_norm(
     take("rms_norm", unsafe { dh_rms_norm(x.as_ptr(), raw(delta), weight.as_ptr(), eps) })
 }
 
-/// `silu(gate) * up` of `[rows, gate | up]`.
-pub fn silu_mul(gate_up: &Tensor) -> Result<Tensor, EngineError> {
-    require("silu_mul", gate_up.dim() == 2 && last_size(gate_up).is_multiple_of(2))?;
+/// What a gate goes through, by the shim's numbers.
+#[repr(i32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Activation {
+    #[default]
+    Silu = 0,
+    /// The form of gelu that is made of tanh.
+    GeluTanh = 1,
+}
+
+/// `activation(gate) * up` of `[rows, gate | up]`.
+pub fn gate_mul(gate_up: &Tensor, activation: Activation) -> Result<Tensor, EngineError> {
+    require("gate_mul", gate_up.dim() == 2 && last_size(gate_up).is_multiple_of(2))?;
     // SAFETY: as above.
-    take("silu_mul", unsafe { dh_silu_mul(gate_up.as_ptr()) })
+    take("gate_mul", unsafe { dh_gate_mul(gate_up.as_ptr(), activation as c_int) })
 }
 
 /// How the CPU kernel turns a head, before it is stored or asked with.

@@ -5,7 +5,7 @@ use proto::SpecCounters;
 use crate::accounting::Origin;
 use crate::adaptive::Switch;
 use crate::admission::Retracted;
-use crate::batch::{StepTiming, VerifyCount};
+use crate::batch::{DraftSource, StepTiming, VerifyCount};
 use crate::cache::Usage;
 use crate::engine::DraftStatus;
 
@@ -50,6 +50,36 @@ pub struct DecodeReport {
     pub proposed_at: Vec<u64>,
     /// Rows that accepted one there.
     pub accepted_at: Vec<u64>,
+    pub by_source: SourceCounts,
+}
+
+/// Drafts by who made them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SourceCounts([Drafts; DraftSource::ALL.len()]);
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Drafts {
+    pub proposed: u64,
+    pub accepted: u64,
+}
+
+impl SourceCounts {
+    pub fn of(&self, source: DraftSource) -> Drafts {
+        self.0[source as usize]
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        for (mine, theirs) in self.0.iter_mut().zip(other.0) {
+            mine.proposed += theirs.proposed;
+            mine.accepted += theirs.accepted;
+        }
+    }
+
+    fn record(&mut self, verify: &VerifyCount) {
+        let drafts = &mut self.0[verify.source as usize];
+        drafts.proposed += verify.proposed() as u64;
+        drafts.accepted += verify.accepted as u64;
+    }
 }
 
 /// How things stand after the step.
@@ -107,6 +137,7 @@ impl DecodeReport {
     fn verify(&mut self, verify: &VerifyCount) {
         // Delivered drafts are known only once the stops have looked at the block.
         self.spec.record(verify.proposed(), verify.accepted, 0);
+        self.by_source.record(verify);
         let depth = verify.proposed_at.len().max(verify.accepted);
         if self.proposed_at.len() < depth {
             self.proposed_at.resize(depth, 0);

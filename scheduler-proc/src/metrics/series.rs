@@ -8,6 +8,7 @@ use proto::{Role, ServeConfig};
 
 use super::report::{Load, StepReport};
 use super::window::{Tick, share};
+use crate::batch::DraftSource;
 use crate::engine::EngineLimits;
 
 const GIB: f64 = (1u64 << 30) as f64;
@@ -54,6 +55,10 @@ struct SpecSeries {
     proposed: IntCounter,
     accepted: IntCounter,
     delivered: IntCounter,
+    /// Who makes drafts here.
+    sources: Vec<DraftSource>,
+    proposed_by: IntCounterVec,
+    accepted_by: IntCounterVec,
     proposed_at: IntCounterVec,
     accepted_at: IntCounterVec,
     /// Positions observed so far, from 0 on.
@@ -76,7 +81,7 @@ impl Series {
         }
         Ok(Self {
             load: LoadSeries::new(&to)?,
-            spec: SpecSeries::new(&to)?,
+            spec: SpecSeries::new(&to, sources(config))?,
             tokens,
             cache_hit_rate: names::CACHE_HIT_RATE.register(&to)?,
             queue_time: names::QUEUE_TIME.register(&to)?,
@@ -152,6 +157,8 @@ impl Series {
                 label: "mode".to_owned(),
                 values: ["prefill_compute", "prefill_cache", "decode"].map(mode).to_vec(),
             },
+            spec.by_source(&names::SPEC_PROPOSED_BY_SOURCE.info, &spec.proposed_by),
+            spec.by_source(&names::SPEC_ACCEPTED_BY_SOURCE.info, &spec.accepted_by),
             positions(&names::SPEC_PROPOSED_AT_POSITION.info, &spec.proposed_at, proposed_at),
             positions(&names::SPEC_ACCEPTED_AT_POSITION.info, &spec.accepted_at, accepted_at),
         ]
@@ -192,6 +199,14 @@ fn registrar(registry: &Registry, config: &ServeConfig) -> Registrar {
     Registrar::new(registry, labels.map(|(name, value)| (name, value.to_owned())))
 }
 
+/// Whose drafts a server of this configuration verifies.
+pub(super) fn sources(config: &ServeConfig) -> Vec<DraftSource> {
+    let Some(spec) = &config.spec else { return Vec::new() };
+    let model = spec.algorithm.draft_model().map(|_| DraftSource::Model);
+    let ngram = (model.is_none() || spec.ngram_first.is_some()).then_some(DraftSource::Ngram);
+    model.into_iter().chain(ngram).collect()
+}
+
 impl LoadSeries {
     fn new(to: &Registrar) -> prometheus::Result<Self> {
         Ok(Self {
@@ -223,8 +238,17 @@ impl LoadSeries {
 }
 
 impl SpecSeries {
-    fn new(to: &Registrar) -> prometheus::Result<Self> {
+    fn new(to: &Registrar, sources: Vec<DraftSource>) -> prometheus::Result<Self> {
+        let proposed_by = names::SPEC_PROPOSED_BY_SOURCE.register(to)?;
+        let accepted_by = names::SPEC_ACCEPTED_BY_SOURCE.register(to)?;
+        for source in &sources {
+            proposed_by.with_label_values(&[source.as_str()]);
+            accepted_by.with_label_values(&[source.as_str()]);
+        }
         Ok(Self {
+            sources,
+            proposed_by,
+            accepted_by,
             depth_switches: names::SPEC_DEPTH_SWITCHES.register(to)?,
             steps_at_depth: names::SPEC_STEPS_AT_DEPTH.register(to)?,
             accept_length: names::SPEC_ACCEPT_LENGTH.register(to)?,
@@ -242,12 +266,31 @@ impl SpecSeries {
         })
     }
 
+    fn by_source(&self, info: &Info, counters: &IntCounterVec) -> LiveCounts {
+        let value = |source: &DraftSource| {
+            let source = source.as_str();
+            (source.to_owned(), counters.with_label_values(&[source]).get())
+        };
+        LiveCounts {
+            name: info.name.to_owned(),
+            label: "source".to_owned(),
+            values: self.sources.iter().map(value).collect(),
+        }
+    }
+
     fn step(&self, report: &StepReport) {
         let decode = &report.decode;
         self.verify_steps.inc_by(decode.spec.verify_ct);
         self.proposed.inc_by(decode.spec.proposed_drafts);
         self.accepted.inc_by(decode.spec.accepted_drafts);
         self.delivered.inc_by(decode.spec.delivered_drafts);
+        for source in DraftSource::ALL {
+            let drafts = decode.by_source.of(source);
+            if drafts.proposed > 0 {
+                self.proposed_by.with_label_values(&[source.as_str()]).inc_by(drafts.proposed);
+                self.accepted_by.with_label_values(&[source.as_str()]).inc_by(drafts.accepted);
+            }
+        }
         by_position(&self.proposed_at, &decode.proposed_at, &self.proposed_at_len);
         by_position(&self.accepted_at, &decode.accepted_at, &self.accepted_at_len);
         if let Some(depth) = report.depth {

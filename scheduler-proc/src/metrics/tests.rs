@@ -27,7 +27,7 @@ fn load(running: usize) -> Load {
 fn verify_step(accepted: &[usize], running: usize) -> StepReport {
     let mut report = StepReport { load: load(running), ..StepReport::default() };
     for &accepted in accepted {
-        let verify = VerifyCount { proposed_at: vec![1, 1, 1], accepted };
+        let verify = VerifyCount { proposed_at: vec![1, 1, 1], accepted, ..VerifyCount::default() };
         report.row(true, Origin::Verify(&verify), 1, accepted + 1);
         report.delivered(true, accepted);
     }
@@ -96,6 +96,21 @@ fn positions_that_were_not_proposed_are_not_observed() {
     assert_eq!(value(&metrics, "spec_proposed_at_position_total", Some("3")), None);
 }
 
+/// A step may have rows of both; what is told by source adds up to what is told of all.
+#[test]
+fn drafts_are_told_by_who_made_them() {
+    let (mut metrics, _) = metrics(40, true);
+    let mut report = verify_step(&[2, 1], 3);
+    let verify = VerifyCount { proposed_at: vec![1, 1], accepted: 2, source: DraftSource::Ngram };
+    report.row(true, Origin::Verify(&verify), 1, 3);
+    metrics.step(&report);
+    let told = |what: &str, source| value(&metrics, &format!("spec_{what}_by_source_total"), Some(source));
+    assert_eq!((told("proposed", "model"), told("proposed", "ngram")), (Some(6.0), Some(2.0)));
+    assert_eq!((told("accepted", "model"), told("accepted", "ngram")), (Some(3.0), Some(2.0)));
+    assert_eq!(value(&metrics, "spec_proposed_drafts_total", None), Some(8.0));
+    assert_eq!(value(&metrics, "spec_accepted_drafts_total", None), Some(5.0));
+}
+
 #[test]
 fn going_idle_zeroes_the_load_at_once() {
     let (mut metrics, _) = metrics(40, true);
@@ -127,7 +142,12 @@ fn health_probes_are_not_counted() {
     let (mut metrics, _) = metrics(40, true);
     let mut report = StepReport { load: load(1), ..StepReport::default() };
     report.row(false, Origin::Prefill, 5, 1);
-    report.row(false, Origin::Verify(&VerifyCount { proposed_at: vec![1], accepted: 1 }), 1, 2);
+    report.row(
+        false,
+        Origin::Verify(&VerifyCount { proposed_at: vec![1], accepted: 1, ..VerifyCount::default() }),
+        1,
+        2,
+    );
     metrics.step(&report);
     assert_eq!(value(&metrics, "realtime_tokens_total", Some("decode")).unwrap_or(0.0), 0.0);
     assert_eq!(metrics.totals().verify_ct, 0);

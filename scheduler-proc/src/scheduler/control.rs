@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use proto::{
     AbortReq, FinishReason, FlushCacheReqInput, FlushCacheReqOutput, Front, GetInternalStateReqOutput,
-    InternalState, Lane, RequestId, SchedulerInfo, SpecAlgorithm, ToScheduler, ToTokenizer,
+    InternalState, Lane, RequestId, SchedulerInfo, SpecConfig, ToScheduler, ToTokenizer,
     TokenizedGenerateReqInput,
 };
 use serde_json::json;
@@ -250,8 +250,7 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
                 .config
                 .spec
                 .as_ref()
-                .map_or("NONE", |spec| SpecAlgorithm::as_str(&spec.algorithm))
-                .to_owned(),
+                .map_or_else(|| "NONE".to_owned(), SpecConfig::name),
         }
     }
 
@@ -267,6 +266,7 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
             speculative_num_steps: draft.num_steps as u32,
             speculative_num_draft_tokens: draft.num_draft_tokens as u32,
             avg_spec_accept_length: self.metrics.totals().accept_length(),
+            speculative_draft_sources: self.metrics.draft_sources(),
             speculative_adaptive_state: self.depth.as_ref().map(AdaptiveDepth::report),
             memory_usage: json!({
                 "weight": limits.weight_bytes,

@@ -9,7 +9,8 @@ use tests::{Metrics, Server, ServerOptions, wait_until};
 use crate::support::number;
 use crate::told::Told;
 use crate::workers::{
-    EAGLE, EAGLE_TREE, EAGLE3, NEXTN, NGRAM, STANDALONE, Worker, ask, assert_same, together, with,
+    DFLASH, EAGLE, EAGLE_TREE, EAGLE3, MIXED, MULTI_LAYER, NEXTN, NGRAM, STANDALONE, Worker, ask,
+    assert_same, together, with,
 };
 
 /// A server whose depth adapts by a file of slots.
@@ -35,7 +36,7 @@ fn options(options: ServerOptions, slots: &Value) -> (ServerOptions, tempfile::T
 
 /// Depths that change at nearly every step, by the last step alone.
 fn restless(worker: Worker) -> Value {
-    let deepest = if worker.is_ngram() { worker.nodes() } else { worker.steps };
+    let deepest = if worker.is_ngram() || worker.is_dflash() { worker.nodes() } else { worker.steps };
     let all: Vec<usize> = (0..=deepest).collect();
     json!({
         "ema_alpha": 1.0, "warmup_batches": 0, "update_interval": 1, "min_dwell": 0, "max_backoff": 0,
@@ -106,6 +107,21 @@ fn standalone_moves_and_changes_nothing() {
 #[test]
 fn ngram_moves_and_changes_nothing() {
     moves_and_changes_nothing(NGRAM);
+}
+
+#[test]
+fn dflash_moves_and_changes_nothing() {
+    moves_and_changes_nothing(DFLASH);
+}
+
+#[test]
+fn multi_layer_eagle_moves_and_changes_nothing() {
+    moves_and_changes_nothing(MULTI_LAYER);
+}
+
+#[test]
+fn n_grams_before_eagle_move_and_change_nothing() {
+    moves_and_changes_nothing(MIXED);
 }
 
 /// What an operator reads in one moment.

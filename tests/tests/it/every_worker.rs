@@ -2,8 +2,8 @@
 //! by side share their servers.
 
 use crate::workers::{
-    DFLASH, DFLASH_FIXED, EAGLE, EAGLE_TREE, EAGLE3, EAGLE3_TREE, MULTI_LAYER, MULTI_LAYER_PAGED, NEXTN,
-    NEXTN_TREE, NGRAM, STANDALONE, STANDALONE_TREE,
+    ADAPTIVE, DFLASH, DFLASH_FIXED, EAGLE, EAGLE_TREE, EAGLE3, EAGLE3_TREE, MIXED, MULTI_LAYER,
+    MULTI_LAYER_PAGED, NEXTN, NEXTN_TREE, NGRAM, STANDALONE, STANDALONE_TREE,
 };
 use crate::{ends, lossless, numbers, opt_out, pool};
 
@@ -46,12 +46,14 @@ macro_rules! every_worker {
 }
 
 every_worker! {
+    adaptive = ADAPTIVE;
     dflash = DFLASH;
     dflash_fixed = DFLASH_FIXED;
     eagle = EAGLE;
     eagle_tree = EAGLE_TREE;
     eagle3 = EAGLE3;
     eagle3_tree = EAGLE3_TREE;
+    mixed = MIXED;
     multi_layer = MULTI_LAYER;
     multi_layer_paged = MULTI_LAYER_PAGED;
     nextn = NEXTN;

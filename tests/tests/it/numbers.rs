@@ -83,12 +83,37 @@ pub(crate) fn agree(worker: Worker) {
     let without_drafts = 2.0 * (20.0 - 1.0);
     let verified = (told.spec.verify_ct + told.spec.accepted_drafts) as f64;
     assert_eq!(decoded, verified + without_drafts, "{worker:?}");
-    assert_eq!(metrics.sum("sglang:spec_num_steps"), worker.steps as f64);
-    assert_eq!(metrics.sum("sglang:spec_num_draft_tokens"), worker.width as f64);
-    let state = server.internal_state();
-    assert_eq!(number(&state, "speculative_num_steps") as usize, worker.steps);
-    assert_eq!(number(&state, "speculative_num_draft_tokens") as usize, worker.width);
+    check_sources(worker, &metrics, &server.internal_state());
+    check_shape(worker, &metrics, &server.internal_state());
     assert_eq!(server.get("/server_info").ok()["speculative_algorithm"], worker.shown_as());
+}
+
+fn check_shape(worker: Worker, metrics: &Metrics, state: &Value) {
+    for (name, fixed) in [("num_steps", worker.steps), ("num_draft_tokens", worker.width)] {
+        let told = number(state, &format!("speculative_{name}"));
+        assert_eq!(metrics.sum(&format!("sglang:spec_{name}")), told as f64, "{name} of {worker:?}");
+        assert!(worker.is_adaptive() || told == fixed as u64, "{name} of {worker:?}");
+    }
+}
+
+/// Whoever drafts here is named, and together they made all drafts.
+fn check_sources(worker: Worker, metrics: &Metrics, state: &Value) {
+    let names: &[&str] = match (worker.is_ngram(), worker.remembers()) {
+        (true, _) => &["ngram"],
+        (false, true) => &["model", "ngram"],
+        (false, false) => &["model"],
+    };
+    for what in ["proposed", "accepted"] {
+        let by_source = metrics.by_label(&format!("sglang:spec_{what}_by_source_total"), "source");
+        assert_eq!(by_source.keys().map(String::as_str).collect::<Vec<_>>(), names, "{worker:?}");
+        let all = metrics.sum(&format!("sglang:spec_{what}_drafts_total"));
+        assert_eq!(by_source.values().sum::<f64>(), all, "{what} by {worker:?}");
+        for (source, &count) in &by_source {
+            assert!(count > 0.0, "{what} by {source}, {worker:?}");
+            let told = number(&state["speculative_draft_sources"][source], &format!("{what}_drafts"));
+            assert_eq!(told as f64, count, "{what} by {source}, {worker:?}");
+        }
+    }
 }
 
 /// With a line per step, the lines of requests that ran alone are the steps behind their histograms; those of a
@@ -113,7 +138,7 @@ fn check_lines(worker: Worker, server: &Server, told: &SpecCounters) {
 /// Proposed and accepted drafts of every step that [`agree`] makes one after the other, where they are known.
 fn reference(worker: Worker) -> Option<Vec<(usize, usize)>> {
     let runs = Run::chains(worker, worker.nodes());
-    let known = worker.topk == 1 && !runs.is_empty();
+    let known = worker.topk == 1 && !runs.is_empty() && !worker.remembers() && !worker.is_adaptive();
     let all = || runs[0].limited(3).into_iter().chain(runs.iter().flat_map(|run| run.limited(48)));
     known.then(|| all().collect())
 }

@@ -55,6 +55,10 @@ impl Told {
         ] {
             assert_eq!(metrics.sum(&format!("sglang:{name}")), told as f64, "{name}");
         }
+        for what in ["proposed", "accepted"] {
+            let by_source = metrics.sum(&format!("sglang:spec_{what}_by_source_total"));
+            assert_eq!(by_source, metrics.sum(&format!("sglang:spec_{what}_drafts_total")), "{what}");
+        }
         let by_depth = |what: &str| {
             let name = format!("sglang:spec_{what}_at_position_total");
             metrics.by_label(&name, "position").into_iter().collect::<Vec<_>>()

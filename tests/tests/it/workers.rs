@@ -44,6 +44,17 @@ const fn chain(algorithm: &'static str, target: &'static str, draft: &'static st
 pub(crate) const EAGLE: Worker = chain("EAGLE", "llama-tiny", "eagle1-tiny/draft", 5);
 pub(crate) const EAGLE3: Worker = chain("EAGLE3", "eagle3-tiny", "eagle3-tiny/draft", 5);
 pub(crate) const STANDALONE: Worker = chain("STANDALONE", "llama-tiny", "standalone-tiny/draft", 6);
+/// N-grams where they know enough, the model elsewhere.
+pub(crate) const MIXED: Worker = Worker { algorithm: "EAGLE+NGRAM", ..EAGLE };
+/// Depth that moves at nearly every step.
+pub(crate) const ADAPTIVE: Worker = Worker {
+    flags: &[
+        "--speculative-adaptive",
+        "--speculative-adaptive-config",
+        concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/adaptive/restless.json"),
+    ],
+    ..EAGLE
+};
 /// With a layer of the target's own checkpoint.
 pub(crate) const NEXTN: Worker =
     Worker { algorithm: "NEXTN", target: "mtp-tiny", draft: None, steps: 4, width: 5, ..EAGLE };
@@ -149,7 +160,16 @@ impl Worker {
         self.algorithm == "NGRAM"
     }
 
-    fn is_dflash(&self) -> bool {
+    /// Whether it drafts what was said before, and so drafts better the second time.
+    pub(crate) fn remembers(&self) -> bool {
+        self.algorithm.ends_with("NGRAM")
+    }
+
+    pub(crate) fn is_adaptive(&self) -> bool {
+        self.flags == ADAPTIVE.flags
+    }
+
+    pub(crate) fn is_dflash(&self) -> bool {
         self.algorithm == DFLASH.algorithm
     }
 

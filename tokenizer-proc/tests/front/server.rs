@@ -140,6 +140,7 @@ fn config(run_dir: &Path, port: u16) -> ServeConfig {
             num_draft_tokens: 4,
             acceptance: AcceptanceRule::Equality,
             adaptive: None,
+            ngram_first: None,
         }),
         server_args,
     }

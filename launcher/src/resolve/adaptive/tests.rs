@@ -44,6 +44,7 @@ fn spec(ngram: bool, (num_steps, eagle_topk, num_draft_tokens): (u32, u32, u32))
         num_draft_tokens,
         acceptance: AcceptanceRule::Equality,
         adaptive: None,
+        ngram_first: None,
     }
 }
 

@@ -17,6 +17,7 @@ use crate::engine::models::mtp_head::{MtpLayers, MtpSpec};
 use crate::engine::models::token_map;
 use crate::engine::spec::dflash::{BlockShape, DflashPlan};
 use crate::engine::spec::draft_model::{DraftShape, ModelPlan};
+use crate::engine::spec::mixed::MixedPlan;
 use crate::engine::spec::multi_layer::MultiLayerPlan;
 use crate::engine::spec::ngram::NgramDrafter;
 use crate::engine::spec::plan::{BoxedDrafter, WorkerPlan};
@@ -49,7 +50,16 @@ impl DraftPlan {
             SpecAlgorithm::MultiLayerEagle(draft) => multi_layer(config, draft, shape),
             SpecAlgorithm::Dflash(draft) => dflash(config, draft, shape),
         };
-        Ok(Self { worker: worker.map_err(naming_the_flag)? })
+        let worker = worker.map_err(naming_the_flag)?;
+        let worker = match &spec.ngram_first {
+            None => worker,
+            Some(first) => Box::new(MixedPlan {
+                model: worker,
+                ngram: NgramDrafter::new(&first.ngram, shape.draft_tokens, shape.steps)
+                    .from_matches_of(first.min_match as usize),
+            }),
+        };
+        Ok(Self { worker })
     }
 
     /// What the target's passes must leave.
@@ -155,7 +165,7 @@ fn dflash(
     let files = DraftFiles::open(head_folder(&draft.model.weights)?)?;
     let target = model::shape_of(&config.model.weights)?;
     let hot = hot_tokens(&draft.model, &target, 1)?;
-    let spec = DflashSpec::read(&files, &target, hot.as_deref())?;
+    let spec = DflashSpec::read(&files, &target, draft.mask_token, hot.as_deref())?;
     let shape = BlockShape { block: shape.draft_tokens, fixed: draft.fixed_block, rows: shape.rows };
     if shape.block < 2 {
         return Err(EngineError::Load {

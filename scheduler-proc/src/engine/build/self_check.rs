@@ -4,9 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use proto::{SamplingParams, ServeConfig, TokenBytes, TokenId};
+use proto::{SamplingParams, ServeConfig, SpecConfig, TokenBytes, TokenId};
 
-use crate::batch::{Batch, BatchRow, DraftLimit, EngineSlot, KvSlot, RowKind, RowParams};
+use crate::batch::{Batch, BatchRow, DraftLimit, DraftSource, EngineSlot, KvSlot, RowKind, RowParams};
 use crate::engine::{Engine, EngineError};
 
 /// Verify steps of the check, and fewer than which say too little.
@@ -38,10 +38,12 @@ pub(super) fn run(
     engine.release(SLOT);
     engine.flush();
     let Some(length) = length else {
-        tracing::info!("too slow to check at start whether the draft model agrees with its target");
+        tracing::info!(
+            "too few drafts in the time at start to check whether the draft model agrees with its target"
+        );
         return Ok(None);
     };
-    let algorithm = config.spec.as_ref().map_or("", |spec| spec.algorithm.as_str());
+    let algorithm = config.spec.as_ref().map(SpecConfig::name).unwrap_or_default();
     if length < USEFUL_LENGTH {
         tracing::warn!(
             algorithm,
@@ -90,8 +92,10 @@ fn accept_length(
         if let Some(reason) = output.error {
             return Err(EngineError::Step { stage: "self-check", reason });
         }
-        verified += usize::from(output.verify.is_some());
-        accepted += output.tokens.len().saturating_sub(1);
+        // What the text itself repeats says nothing of the model.
+        let by_model = output.verify.as_ref().filter(|verify| verify.source == DraftSource::Model);
+        verified += usize::from(by_model.is_some());
+        accepted += by_model.map_or(0, |verify| verify.accepted);
         computed = tokens.len() + output.tokens.len().saturating_sub(1);
         tokens.extend(output.tokens.iter().map(|token| token.id));
     }

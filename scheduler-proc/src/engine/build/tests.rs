@@ -14,13 +14,13 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use proto::{
-    AcceptanceRule, DflashConfig, DraftModelConfig, Dtype, SamplingParams, SpecAlgorithm, SpecConfig,
-    SpecCounters, TokenId, Weights,
+    AcceptanceRule, DflashConfig, DraftModelConfig, Dtype, NgramConfig, NgramFirst, NgramMatchType,
+    SamplingParams, SpecAlgorithm, SpecConfig, SpecCounters, TokenId, Weights,
 };
 use tch::Tensor;
 
 use super::*;
-use crate::batch::{Batch, BatchRow, DraftLimit, EngineSlot, RowKind, RowOutput, RowParams};
+use crate::batch::{Batch, BatchRow, DraftLimit, DraftSource, EngineSlot, RowKind, RowOutput, RowParams};
 use crate::cache::{Lease, PrefixCache};
 use crate::engine::DraftStatus;
 use crate::engine::model::tests::{config, fixtures};
@@ -40,6 +40,8 @@ struct Pair {
     golden: &'static str,
     /// Two that it can draft in: chains, and trees where there are any.
     shapes: [Shape; 2],
+    /// N-grams draft first.
+    mixed: bool,
 }
 
 const EAGLE: Pair = Pair {
@@ -48,6 +50,7 @@ const EAGLE: Pair = Pair {
     algorithm: SpecAlgorithm::Eagle,
     golden: "eagle1-tiny",
     shapes: CHAIN_AND_TREE,
+    mixed: false,
 };
 const EAGLE_BARE: Pair = Pair { draft: "eagle1-tiny/draft_nobias_noembed", ..EAGLE };
 const EAGLE3: Pair = Pair {
@@ -56,6 +59,7 @@ const EAGLE3: Pair = Pair {
     algorithm: SpecAlgorithm::Eagle3,
     golden: "eagle3-tiny",
     shapes: CHAIN_AND_TREE,
+    mixed: false,
 };
 const STANDALONE: Pair = Pair {
     target: "llama-tiny",
@@ -63,6 +67,7 @@ const STANDALONE: Pair = Pair {
     algorithm: SpecAlgorithm::Standalone,
     golden: "standalone-tiny",
     shapes: CHAIN_AND_TREE,
+    mixed: false,
 };
 /// With the layer that the target brings along, in MiMo's layout.
 const NEXTN: Pair = Pair {
@@ -71,6 +76,7 @@ const NEXTN: Pair = Pair {
     algorithm: SpecAlgorithm::Eagle,
     golden: "mtp-tiny",
     shapes: CHAIN_AND_TREE,
+    mixed: false,
 };
 /// With a layer per step, in MiMo's layout: all of them fed by the target.
 const MULTI_LAYER: Pair =
@@ -80,12 +86,27 @@ const MULTI_LAYER: Pair =
 const DFLASH: Pair = Pair {
     target: "dflash-tiny",
     draft: "dflash-tiny/draft",
-    algorithm: |model| SpecAlgorithm::Dflash(DflashConfig { model, fixed_block: false }),
+    algorithm: |model| SpecAlgorithm::Dflash(DflashConfig { model, fixed_block: false, mask_token: None }),
     golden: "dflash-tiny",
     shapes: [chain(7), chain(4)],
+    mixed: false,
 };
-const DFLASH_FIXED: Pair =
-    Pair { algorithm: |model| SpecAlgorithm::Dflash(DflashConfig { model, fixed_block: true }), ..DFLASH };
+const DFLASH_FIXED: Pair = Pair {
+    algorithm: |model| SpecAlgorithm::Dflash(DflashConfig { model, fixed_block: true, mask_token: None }),
+    ..DFLASH
+};
+
+const NGRAM_CONFIG: NgramConfig = NgramConfig {
+    min_bfs_breadth: 1,
+    max_bfs_breadth: 4,
+    match_type: NgramMatchType::Bfs,
+    max_trie_depth: 18,
+    capacity: 1_000_000,
+};
+/// Without a draft model; the prompts are those of another.
+const NGRAM: Pair = Pair { algorithm: |_| SpecAlgorithm::Ngram(NGRAM_CONFIG), ..STANDALONE };
+const EAGLE_NGRAM: Pair = Pair { mixed: true, ..EAGLE };
+const EAGLE3_NGRAM: Pair = Pair { mixed: true, ..EAGLE3 };
 
 /// The same target with its layers in another layout, in a folder that the caller keeps.
 fn in_layout(layout: &str, pair: Pair) -> (tempfile::TempDir, Pair) {
@@ -118,6 +139,7 @@ fn serve_config(pair: Pair, shape: Option<Shape>) -> ServeConfig {
         num_draft_tokens,
         acceptance: AcceptanceRule::Equality,
         adaptive: None,
+        ngram_first: pair.mixed.then_some(NgramFirst { ngram: NGRAM_CONFIG, min_match: 2 }),
     });
     config
 }

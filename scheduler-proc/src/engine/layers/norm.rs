@@ -1,9 +1,39 @@
 //! Owns RMS normalisation, with the residual addition that comes before it.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::engine::weights::Loader;
 use crate::engine::{EngineError, shim};
+
+/// How a checkpoint stores its norms.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NormFormat {
+    pub eps: f32,
+    /// What is stored is added to 1.
+    pub from_one: bool,
+}
+
+impl NormFormat {
+    pub fn load(self, name: &str, loader: &mut Loader<'_>) -> Result<RmsNorm, EngineError> {
+        self.load_times(1.0, name, loader)
+    }
+
+    /// A norm whose results are multiplied by a number.
+    pub fn load_times(
+        self,
+        number: f64,
+        name: &str,
+        loader: &mut Loader<'_>,
+    ) -> Result<RmsNorm, EngineError> {
+        let stored = loader.load(name)?;
+        if !self.from_one && number == 1.0 {
+            return Ok(RmsNorm::new(stored, self.eps));
+        }
+        let kind = stored.kind();
+        let weight = (stored.to_kind(Kind::Float) + f64::from(u8::from(self.from_one))) * number;
+        Ok(RmsNorm::new(weight.to_kind(kind), self.eps))
+    }
+}
 
 #[derive(Debug)]
 pub struct RmsNorm {

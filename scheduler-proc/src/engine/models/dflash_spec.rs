@@ -57,22 +57,20 @@ pub(super) struct Sight {
 }
 
 impl DflashSpec {
-    /// Refuses what is no DFLASH draft model, or none for this target, and tensors that it does not know.
-    /// `hot` are the tokens it may draft, where not all.
-    pub fn read(files: &DraftFiles, target: &HfConfig, hot: Option<&[TokenId]>) -> Result<Self, EngineError> {
+    /// Refuses what is no DFLASH draft model, or none for this target, and tensors that it does not know. `named` is
+    /// the mask where the model's config has no more than its name; `hot` are the tokens it may draft, where not all.
+    pub fn read(
+        files: &DraftFiles,
+        target: &HfConfig,
+        named: Option<TokenId>,
+        hot: Option<&[TokenId]>,
+    ) -> Result<Self, EngineError> {
         let failed = |reason: String| EngineError::Load { what: files.source.describe(), reason };
         check_kind(files).map_err(failed)?;
         check_target(files, target)?;
         let keys = files.config.dflash();
         check_keys(&keys, target).map_err(failed)?;
-        let mask =
-            keys.mask_token_id.ok_or_else(|| failed("has no mask_token_id in its config.json".into()))?;
-        if mask as usize >= target.vocab_size {
-            return Err(failed(format!(
-                "has mask_token_id {mask}, outside a vocabulary of {}",
-                target.vocab_size
-            )));
-        }
+        let mask = mask(&keys, target, named).map_err(failed)?;
         let shape = &files.shape;
         let outputs = keys.target_layer_ids.unwrap_or_else(|| default_layers(shape.layers, target.layers));
         if outputs.is_empty() || outputs.iter().any(|&layer| layer >= target.layers) {
@@ -194,6 +192,16 @@ fn check_keys(keys: &DflashKeys, target: &HfConfig) -> Result<(), String> {
     }
 }
 
+fn mask(keys: &DflashKeys, target: &HfConfig, named: Option<TokenId>) -> Result<TokenId, String> {
+    let mask = keys.mask_token_id.or(named).ok_or(
+        "has no mask_token_id in its config.json, and there is no tokenizer to look its mask_token up in",
+    )?;
+    match target.vocab_size > mask as usize {
+        true => Ok(mask),
+        false => Err(format!("has mask_token_id {mask}, outside a vocabulary of {}", target.vocab_size)),
+    }
+}
+
 fn layers(shape: &HfConfig, is_causal: Option<bool>) -> Result<Vec<DflashLayerSpec>, String> {
     let windows = windows(shape)?;
     let biased = if shape.attention_bias { ATTENTION.to_vec() } else { Vec::new() };
@@ -205,6 +213,7 @@ fn layers(shape: &HfConfig, is_causal: Option<bool>) -> Result<Vec<DflashLayerSp
             biased: biased.clone(),
             qk_norm: true,
             mlp_norm: MLP_NORM,
+            norms_from_one: false,
         },
         sight: Sight { window, causal: is_causal.unwrap_or(window.is_some()) },
     };

@@ -11,7 +11,7 @@ use crate::engine::hf_config::HfConfig;
 use crate::engine::kv::{KvPool, KvShape};
 use crate::engine::layers::linear::Linear;
 use crate::engine::layers::mlp::GatedMlp;
-use crate::engine::layers::norm::RmsNorm;
+use crate::engine::layers::norm::{NormFormat, RmsNorm};
 use crate::engine::layers::rope::{HeadNorms, HeadRotation, RopeTables};
 use crate::engine::model::attention_for;
 use crate::engine::weights::{Loader, Parameter, WeightSource};
@@ -41,6 +41,7 @@ pub struct BlockSpec {
     pub qk_norm: bool,
     /// What the norm before the MLP is called.
     pub mlp_norm: &'static str,
+    pub norms_from_one: bool,
 }
 
 /// Attention and MLP of one layer, with their additions to the residual stream.
@@ -78,7 +79,12 @@ impl BlockSpec {
             biased: biased.copied().collect(),
             qk_norm: HEAD_NORMS.into_iter().any(has),
             mlp_norm: MLP_NORM,
+            norms_from_one: false,
         }
+    }
+
+    pub(super) fn norm_format(&self) -> NormFormat {
+        NormFormat { eps: self.shape.norm_eps, from_one: self.norms_from_one }
     }
 
     fn name(&self, name: &str) -> String {
@@ -87,7 +93,15 @@ impl BlockSpec {
 
     /// Without biases, as new heads are.
     pub fn plain(shape: HfConfig, input: usize) -> Self {
-        Self { shape, prefix: PREFIX.into(), input, biased: Vec::new(), qk_norm: false, mlp_norm: MLP_NORM }
+        Self {
+            shape,
+            prefix: PREFIX.into(),
+            input,
+            biased: Vec::new(),
+            qk_norm: false,
+            mlp_norm: MLP_NORM,
+            norms_from_one: false,
+        }
     }
 
     /// The angles of `positions` positions, which layers of one shape share.
@@ -181,7 +195,7 @@ impl DraftBlock {
             let bias = biased.then(|| loader.load(&spec.name(&format!("{name}.bias")))).transpose()?;
             parts.push((weight, bias));
         }
-        let mut norm = |name: &str| RmsNorm::load(&spec.name(name), spec.shape.norm_eps, loader);
+        let mut norm = |name: &str| spec.norm_format().load(&spec.name(name), loader);
         let [q, k] = HEAD_NORMS;
         let norms = match spec.qk_norm {
             false => None,
@@ -192,7 +206,7 @@ impl DraftBlock {
             rotation: HeadRotation { norms, tables: Rc::clone(tables) },
             output: Linear::fused(&parts[3..4])?,
             mlp_norm: norm(spec.mlp_norm)?,
-            mlp: GatedMlp { gate_up: Linear::fused(&parts[4..6])?, down: Linear::fused(&parts[6..7])? },
+            mlp: GatedMlp::new(&parts[4..7], spec.shape.activation)?,
             kv: KvPool::new(spec.kv_shape(), slots, loader.kind(), loader.device())?,
             attention: attention_for(loader.device()),
         })

@@ -10,12 +10,14 @@ mod draft_output;
 pub mod eagle3_head;
 mod eagle3_spec;
 pub mod eagle_head;
+mod gemma3;
 mod llama;
 mod mistral;
 pub mod mtp_head;
 mod mtp_layout;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 pub mod token_map;
 
 use self::decoder::DecoderSpec;
@@ -25,13 +27,15 @@ use super::hf_config::HfConfig;
 type Describe = fn(&HfConfig) -> DecoderSpec;
 
 /// Hugging Face architecture and its description.
-const FAMILIES: [(&str, Describe); 5] = [
+const FAMILIES: [(&str, Describe); 7] = [
+    ("Gemma3ForCausalLM", gemma3::describe),
     ("LlamaForCausalLM", llama::describe),
     // MiMo-7B is Qwen2 with multi-token-prediction layers behind it.
     ("MiMoForCausalLM", qwen2::describe),
     ("MistralForCausalLM", mistral::describe),
     ("Qwen2ForCausalLM", qwen2::describe),
     ("Qwen3ForCausalLM", qwen3::describe),
+    ("Qwen3MoeForCausalLM", qwen3_moe::describe),
 ];
 
 /// The description of a config's model.

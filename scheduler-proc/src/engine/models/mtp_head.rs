@@ -65,7 +65,8 @@ impl MtpSpec {
         Ok(Some(Self {
             block: BlockSpec {
                 mlp_norm: place.layout.mlp_norm,
-                ..BlockSpec::new(&files.shape, &place.prefix, hidden, source)
+                norms_from_one: place.layout.norms_from_one(&files.shape.architecture),
+                ..BlockSpec::new(&files.shape, &place.layer_prefix, hidden, source)
             },
             own_embedding: has(EMBEDDING),
             own_head: has(HEAD),
@@ -84,7 +85,7 @@ impl MtpSpec {
         let (hidden, target_layers) = (shape.hidden_size, shape.layers);
         let place = MtpPlace::alone(index);
         Self {
-            block: BlockSpec { prefix: place.prefix.clone(), ..BlockSpec::plain(shape, hidden) },
+            block: BlockSpec { prefix: place.layer_prefix.clone(), ..BlockSpec::plain(shape, hidden) },
             own_embedding: false,
             own_head: false,
             features: Features::Layers(vec![target_layers]),
@@ -115,7 +116,7 @@ impl MtpSpec {
     }
 
     pub fn input_norm(&self) -> String {
-        self.place.name(INPUT_NORM)
+        self.place.layer_name(INPUT_NORM)
     }
 
     pub fn output_norm(&self) -> String {
@@ -135,7 +136,7 @@ impl MtpSpec {
             all.push(Parameter { name: self.place.name(name), shape: shape.to_vec() });
         };
         add(layout.join, &[hidden, 2 * hidden]);
-        for norm in [layout.token_norm, layout.hidden_norm, layout.output_norm, INPUT_NORM] {
+        for norm in [layout.token_norm, layout.hidden_norm, layout.output_norm] {
             add(norm, &[hidden]);
         }
         for (name, present) in [(EMBEDDING, self.own_embedding), (HEAD, self.own_head)] {
@@ -143,6 +144,7 @@ impl MtpSpec {
                 add(name, &[vocab_size, hidden]);
             }
         }
+        all.push(Parameter { name: self.place.layer_name(INPUT_NORM), shape: vec![hidden] });
         all
     }
 }
@@ -291,14 +293,14 @@ impl MtpHead {
         let own_embedding = spec.own_embedding.then(|| place.name(EMBEDDING));
         let embedding = load_embedding(own_embedding.as_deref(), target, loader)?;
         let table = spec.own_head.then(|| loader.load(&place.name(HEAD))).transpose()?;
-        let mut norm = |name: &str| RmsNorm::load(&place.name(name), block.shape.norm_eps, loader);
+        let mut norm = |name: String| block.norm_format().load(&name, loader);
         Ok(Self {
             place: place.clone(),
             embedding,
-            token_norm: norm(layout.token_norm)?,
-            hidden_norm: norm(layout.hidden_norm)?,
-            input_norm: norm(INPUT_NORM)?,
-            output_norm: norm(layout.output_norm)?,
+            token_norm: norm(place.name(layout.token_norm))?,
+            hidden_norm: norm(place.name(layout.hidden_norm))?,
+            input_norm: norm(place.layer_name(INPUT_NORM))?,
+            output_norm: norm(place.name(layout.output_norm))?,
             join: Linear::new(&loader.load(&place.name(layout.join))?, None)?,
             block: DraftBlock::load(block, slots, tables, loader)?,
             output: DraftOutput::over_target(table, spec.hot.as_deref(), target)?,

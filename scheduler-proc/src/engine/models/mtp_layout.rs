@@ -24,6 +24,8 @@ pub(super) struct MtpLayout {
     pub(super) takes: Norm,
     /// Which of its own it hands to the next draft step.
     pub(super) passes_on: Norm,
+    /// Its norms store what is added to 1, whatever the checkpoint's family.
+    norms_from_one: bool,
     /// Where there is a layer per draft step: each joins what the one before left, not the target's state.
     pub(super) chained: bool,
 }
@@ -40,6 +42,8 @@ enum Place {
     /// Counted on behind the target's own layers.
     BehindLayers,
     Under(&'static str),
+    /// Their layers in a folder of what they share.
+    Sharing(&'static str),
 }
 
 /// DeepSeek's names, and the states that Step-3.5 joins and passes on.
@@ -55,6 +59,7 @@ static NEXTN: MtpLayout = MtpLayout {
     blind_start: false,
     takes: Norm::Before,
     passes_on: Norm::Before,
+    norms_from_one: false,
     chained: true,
 };
 
@@ -70,6 +75,7 @@ static MIMO: MtpLayout = MtpLayout {
     blind_start: true,
     takes: Norm::After,
     passes_on: Norm::After,
+    norms_from_one: false,
     chained: false,
 };
 
@@ -85,42 +91,87 @@ static MIMO_V2: MtpLayout = MtpLayout {
     blind_start: false,
     takes: Norm::Before,
     passes_on: Norm::After,
+    norms_from_one: false,
     chained: false,
 };
 
-static LAYOUTS: [&MtpLayout; 3] = [&NEXTN, &MIMO, &MIMO_V2];
+static QWEN_NEXT: MtpLayout = MtpLayout {
+    family: "Qwen3-Next",
+    place: Place::Sharing("mtp."),
+    token_norm: "pre_fc_norm_embedding.weight",
+    hidden_norm: "pre_fc_norm_hidden.weight",
+    join: "fc.weight",
+    mlp_norm: draft_block::MLP_NORM,
+    output_norm: "norm.weight",
+    hidden_first: false,
+    blind_start: false,
+    takes: Norm::After,
+    passes_on: Norm::After,
+    norms_from_one: true,
+    chained: false,
+};
+
+static LAYOUTS: [&MtpLayout; 4] = [&NEXTN, &MIMO, &MIMO_V2, &QWEN_NEXT];
+
+/// Families all of whose norms store what is added to 1.
+const NORMS_FROM_ONE: [&str; 4] = ["Gemma3", "Qwen3Next", "Qwen3_5", "Step3p5"];
 
 /// One such layer of one checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct MtpPlace {
     pub(super) layout: &'static MtpLayout,
-    /// What the names of its tensors begin with.
-    pub(super) prefix: String,
+    /// What the names of its tensors begin with,
+    prefix: String,
+    /// and of those that every layer of a model has.
+    pub(super) layer_prefix: String,
 }
 
 impl MtpPlace {
     /// Layer `index` behind a model of `layers` layers, if the checkpoint has it. A checkpoint of such layers alone
     /// counts them from 0.
     pub(super) fn find(source: &dyn WeightSource, layers: usize, index: usize) -> Option<Self> {
-        let prefixes = |layout: &'static MtpLayout| match layout.place {
-            Place::BehindLayers => vec![layers + index, index]
-                .into_iter()
-                .map(|layer| format!("model.layers.{layer}."))
-                .collect::<Vec<_>>(),
-            Place::Under(folder) => vec![format!("{folder}{index}.")],
-        };
-        let places = LAYOUTS
-            .iter()
-            .flat_map(|&layout| prefixes(layout).into_iter().map(move |prefix| Self { layout, prefix }));
-        places.into_iter().find(|place| source.shape(&place.name(place.layout.join)).is_some())
+        let places = LAYOUTS.iter().flat_map(|layout| layout.places(layers, index));
+        places.into_iter().find(|place| {
+            let has = |name: String| source.shape(&name).is_some();
+            has(place.name(place.layout.join))
+                // What layers share is there for any of them.
+                && (place.prefix == place.layer_prefix || has(place.layer_name(place.layout.mlp_norm)))
+        })
     }
 
     /// Layer `index` of a checkpoint of such layers alone, in the layout whose layers are chained.
     pub(super) fn alone(index: usize) -> Self {
-        Self { layout: &NEXTN, prefix: format!("model.layers.{index}.") }
+        let prefix = format!("model.layers.{index}.");
+        Self { layout: &NEXTN, layer_prefix: prefix.clone(), prefix }
     }
 
     pub(super) fn name(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
+    }
+
+    pub(super) fn layer_name(&self, name: &str) -> String {
+        format!("{}{name}", self.layer_prefix)
+    }
+}
+
+impl MtpLayout {
+    fn places(&'static self, layers: usize, index: usize) -> Vec<MtpPlace> {
+        let place = |prefix: String| MtpPlace { layout: self, layer_prefix: prefix.clone(), prefix };
+        match self.place {
+            Place::BehindLayers => {
+                [layers + index, index].map(|layer| place(format!("model.layers.{layer}."))).into()
+            }
+            Place::Under(folder) => vec![place(format!("{folder}{index}."))],
+            Place::Sharing(folder) => vec![MtpPlace {
+                layout: self,
+                prefix: folder.into(),
+                layer_prefix: format!("{folder}layers.{index}."),
+            }],
+        }
+    }
+
+    /// Whether norms store what is added to 1, in a checkpoint of this architecture.
+    pub(super) fn norms_from_one(&self, architecture: &str) -> bool {
+        self.norms_from_one || NORMS_FROM_ONE.iter().any(|family| architecture.starts_with(family))
     }
 }

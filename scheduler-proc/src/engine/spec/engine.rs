@@ -339,9 +339,11 @@ fn choose_row<'l>(
     let Walk { accepted, tokens } = verifier
         .walk(&mut path, &submission.tree, |node| logits(root + node - first))
         .map_err(|error| error.to_string())?;
-    let verify = submission
-        .verifies
-        .then(|| VerifyCount { proposed_at: submission.tree.nodes_at(), accepted: accepted.len() });
+    let verify = submission.verifies.then(|| VerifyCount {
+        proposed_at: submission.tree.nodes_at(),
+        accepted: accepted.len(),
+        source: submission.tree.source(),
+    });
     Ok((RowOutput { tokens, verify, input_logprobs, error: None }, accepted))
 }
 

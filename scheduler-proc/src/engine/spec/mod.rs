@@ -6,6 +6,7 @@ pub mod draft_model;
 mod engine;
 mod growth;
 mod input_logprobs;
+pub mod mixed;
 pub mod multi_layer;
 pub mod ngram;
 pub mod plan;

@@ -7,6 +7,8 @@ mod trie;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
+
 use proto::{NgramConfig, NgramMatchType, TokenId};
 use rustc_hash::FxHashMap;
 
@@ -14,7 +16,7 @@ use self::trie::{Anchors, Trie};
 use super::plan::{BoxedDrafter, WorkerPlan};
 use super::tree::DraftTree;
 use super::{Commit, DraftInput, Drafter};
-use crate::batch::{DraftLimit, EngineSlot};
+use crate::batch::{DraftLimit, DraftSource, EngineSlot};
 use crate::engine::model::TargetModel;
 use crate::engine::{DraftStatus, EngineError};
 
@@ -24,6 +26,14 @@ struct Breadth {
     min: usize,
     max: usize,
     match_type: NgramMatchType,
+    /// Nothing follows from matches of fewer tokens.
+    shortest_match: usize,
+}
+
+/// A draft with the length of the match it follows from.
+pub(super) struct Recall {
+    pub(super) tree: DraftTree,
+    pub(super) match_len: usize,
 }
 
 /// Drafts from a trie of all prompts and answers. Shared by the requests, as SGLang's is: a draft is a guess, so
@@ -52,6 +62,7 @@ impl NgramDrafter {
             min: config.min_bfs_breadth as usize,
             max: config.max_bfs_breadth as usize,
             match_type: config.match_type,
+            shortest_match: 1,
         };
         let by_frequency = config.match_type == NgramMatchType::Prob;
         Self {
@@ -60,6 +71,13 @@ impl NgramDrafter {
             status: DraftStatus { num_steps, num_draft_tokens },
             slots: FxHashMap::default(),
         }
+    }
+
+    /// Drafts only behind so many tokens that were seen before, one after the other.
+    #[must_use]
+    pub fn from_matches_of(mut self, tokens: usize) -> Self {
+        self.breadth.shortest_match = tokens;
+        self
     }
 
     /// Learns a sequence that belongs to no request.
@@ -75,17 +93,26 @@ impl NgramDrafter {
 
     fn tree(&self, anchors: &Anchors, limit: DraftLimit) -> DraftTree {
         let limit = DraftLimit { nodes: limit.nodes.min(self.status.max_nodes()), ..limit };
-        matching::tree(&self.trie, anchors, self.breadth, limit)
+        matching::tree(&self.trie, anchors, self.breadth, limit).made_by(DraftSource::Ngram)
     }
 
-    fn draft_one(&self, input: &DraftInput<'_>) -> DraftTree {
+    fn anchors(&self, input: &DraftInput<'_>) -> Cow<'_, Anchors> {
         match self.slots.get(&input.slot) {
             Some(state) if state.len == input.tokens.len() && self.trie.is_current(&state.anchors) => {
-                self.tree(&state.anchors, input.limit)
+                Cow::Borrowed(&state.anchors)
             }
             // Nothing is known of the request, or eviction took a node it stood on.
-            _ => self.guess(input.tokens, input.limit),
+            _ => Cow::Owned(self.trie.anchors(input.tokens)),
         }
+    }
+
+    /// What followed before, if the match is long enough.
+    pub(super) fn recall(&self, input: &DraftInput<'_>) -> Option<Recall> {
+        let anchors = self.anchors(input);
+        let match_len = self.trie.longest_continued(&anchors)?;
+        (match_len >= self.breadth.shortest_match)
+            .then(|| Recall { tree: self.tree(&anchors, input.limit), match_len })
+            .filter(|recall| !recall.tree.is_empty())
     }
 
     fn commit_one(&mut self, commit: &Commit<'_>) {
@@ -102,7 +129,7 @@ impl NgramDrafter {
 
 impl<H> Drafter<H> for NgramDrafter {
     fn draft(&mut self, inputs: &[DraftInput<'_>]) -> Result<Vec<DraftTree>, EngineError> {
-        Ok(inputs.iter().map(|input| self.draft_one(input)).collect())
+        Ok(inputs.iter().map(|input| self.tree(&self.anchors(input), input.limit)).collect())
     }
 
     fn commit(&mut self, commits: &[Commit<'_>], _: Option<&H>) -> Result<(), EngineError> {

@@ -2,7 +2,7 @@
 
 use proto::TokenId;
 
-use crate::batch::DraftLimit;
+use crate::batch::{DraftLimit, DraftSource};
 
 /// A node's parent: 0 is the root, `i + 1` is node `i`.
 pub type Parent = usize;
@@ -16,6 +16,7 @@ pub struct DraftTree {
     parents: Vec<Parent>,
     depths: Vec<usize>,
     laws: Vec<Option<Law>>,
+    source: DraftSource,
 }
 
 /// The probabilities, by token, that a node's token was drawn with; a token beyond its end has none.
@@ -47,7 +48,23 @@ impl DraftTree {
     pub fn chain(tokens: impl IntoIterator<Item = TokenId>) -> Self {
         let tokens: Vec<_> = tokens.into_iter().collect();
         let nodes = tokens.len();
-        Self { tokens, parents: (0..nodes).collect(), depths: (1..=nodes).collect(), laws: vec![None; nodes] }
+        Self {
+            tokens,
+            parents: (0..nodes).collect(),
+            depths: (1..=nodes).collect(),
+            laws: vec![None; nodes],
+            source: DraftSource::default(),
+        }
+    }
+
+    /// The same nodes, made by someone else than a model.
+    #[must_use]
+    pub fn made_by(self, source: DraftSource) -> Self {
+        Self { source, ..self }
+    }
+
+    pub fn source(&self) -> DraftSource {
+        self.source
     }
 
     /// Adds a node; returns what its children name as their parent.
@@ -140,7 +157,7 @@ impl DraftTree {
         if self.len() <= limit.nodes && self.depths.iter().all(|&depth| depth <= limit.depth) {
             return self;
         }
-        let mut kept = Self::default();
+        let mut kept = Self::default().made_by(self.source);
         // What a child names as its parent, after the cut; a kept node's parent is kept, being shallower and earlier.
         let mut renamed = vec![0; self.len() + 1];
         for node in 0..self.len() {

@@ -74,6 +74,7 @@ pub(super) fn run(
             num_draft_tokens: shape.width,
             acceptance: AcceptanceRule::Equality,
             adaptive: None,
+            ngram_first: None,
         };
         let config = with_head(args, config, spec);
         let engine = engine::build(&config, None, &mut |_, _| {}).context("serving the head")?;

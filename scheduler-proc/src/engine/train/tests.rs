@@ -164,6 +164,7 @@ fn served(args: &Args, algorithm: fn(DraftModelConfig) -> SpecAlgorithm) -> (f64
         num_draft_tokens: 4,
         acceptance: proto::AcceptanceRule::Equality,
         adaptive: None,
+        ngram_first: None,
     });
     let engine = crate::engine::build(&config, None, &mut |_, _| {}).unwrap();
     let mut answers = Answers { spec: proto::SpecCounters::default(), tokens: Vec::new() };

@@ -26,6 +26,7 @@ fn spec(deepest: u32, slots: Vec<AdaptiveSlot>) -> SpecConfig {
         num_draft_tokens: deepest + 1,
         acceptance: AcceptanceRule::Equality,
         adaptive: Some(AdaptiveConfig { initial: slots[0].tiers[0], slots }),
+        ngram_first: None,
     }
 }
 

@@ -12,6 +12,7 @@ use tests::{Server, ServerOptions, wait_until};
 use super::load::{Flow, Load, Told, counted};
 use super::watch::Watch;
 use crate::support::greedy;
+use crate::workers::{ADAPTIVE, DFLASH, MIXED, MULTI_LAYER};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const ROLES: [&str; 3] = ["scheduler-proc", "detokenizer-proc", "tokenizer-proc"];
@@ -258,10 +259,10 @@ fn chaos(options: ServerOptions, counts: [usize; 3], faults: usize, seed: u64) -
 
 const PROMPTS: [&str; 3] = ["one two three one two three one two", "abcabcabcabcabc", "a tale of"];
 
-/// One of three parts of the faults of a long run, which `make chaos` asks for; few otherwise.
+/// One of seven parts of the faults of a long run, which `make chaos` asks for; few otherwise.
 fn share(part: usize) -> usize {
-    let all: usize = std::env::var("CHAOS_FAULTS").ok().and_then(|text| text.parse().ok()).unwrap_or(12);
-    (all + part) / 3
+    let all: usize = std::env::var("CHAOS_FAULTS").ok().and_then(|text| text.parse().ok()).unwrap_or(14);
+    (all + part) / 7
 }
 
 fn seed() -> u64 {
@@ -281,4 +282,24 @@ fn chaos_with_eagle() {
 #[test]
 fn chaos_with_several_of_each() {
     chaos(ServerOptions::tiny_eagle(), [1, 2, 2], share(2), seed() + 2);
+}
+
+#[test]
+fn chaos_with_dflash() {
+    chaos(DFLASH.options(), [1; 3], share(3), seed() + 3);
+}
+
+#[test]
+fn chaos_with_several_layers() {
+    chaos(MULTI_LAYER.options(), [1; 3], share(4), seed() + 4);
+}
+
+#[test]
+fn chaos_with_adaptive_depth() {
+    chaos(ADAPTIVE.options(), [1; 3], share(5), seed() + 5);
+}
+
+#[test]
+fn chaos_with_n_grams_before_eagle() {
+    chaos(MIXED.options(), [1; 3], share(6), seed() + 6);
 }

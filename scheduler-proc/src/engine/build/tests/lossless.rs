@@ -118,12 +118,15 @@ fn nextn_leaves_the_answer_alone() {
 /// Depth that changes in the midst of every request, plain steps included.
 #[test]
 fn changing_depth_leaves_the_answer_alone() {
-    for pair in [EAGLE, EAGLE3, STANDALONE, NEXTN] {
+    let (_dir, chained) = in_layout("nextn", MULTI_LAYER);
+    let pairs =
+        [EAGLE, EAGLE3, STANDALONE, NEXTN, NGRAM, DFLASH, MULTI_LAYER, chained, EAGLE_NGRAM, EAGLE3_NGRAM];
+    for pair in pairs {
         let mut accepted = 0;
         for temperature in [0.0, 0.8] {
             let asks = mixed(pair, temperature);
             let plain = ids(&mut Rig::new(pair, None, PLAIN), &asks, false).0;
-            for (shape, page) in [(chain(4), 1), (pair.shapes[1], 16)] {
+            for (shape, page) in [(pair.shapes[0], 1), (pair.shapes[1], 16)] {
                 let mut rig = Rig::new(pair, Some(shape), Schedule { page, ..PLAIN });
                 for depths in [&[4, 0, 1, 0, 0, 3, 2][..], &[0, 0, 0, 0, 4]] {
                     rig.depths = depths;
@@ -166,6 +169,48 @@ fn a_draft_after_plain_steps_is_as_good() {
     }
 }
 
+/// The model drafts behind tokens that n-grams drafted what it would have drafted had it drafted those itself.
+#[test]
+fn a_draft_after_n_grams_is_as_good() {
+    for (alone, mixed) in [(EAGLE, EAGLE_NGRAM), (EAGLE3, EAGLE3_NGRAM)] {
+        for shape in alone.shapes {
+            let ask = greedy(&prompt(alone), 120);
+            let trees = |depths: &'static [usize]| {
+                let mut rig = Rig::new(alone, Some(shape), PLAIN);
+                rig.depths = depths;
+                rig.serve_one(&ask).verified
+            };
+            let always: BTreeMap<_, _> = [&[][..], &[1, 4], &[4, 1, 1], &[0, 4], &[2, 4, 4]]
+                .into_iter()
+                .flat_map(trees)
+                .filter(|step| step.tree.len() + 1 == shape.2 as usize)
+                .map(|step| (step.committed, step.tree))
+                .collect();
+            let (mut same, mut by_trie) = (0, 0);
+            let mut rig = Rig::new(mixed, Some(shape), PLAIN);
+            // N-grams know the beginning of the answer.
+            rig.serve_one(&greedy(&prompt(alone), 40));
+            for step in rig.serve_one(&ask).verified {
+                match step.tree.source() {
+                    DraftSource::Ngram => by_trie += 1,
+                    DraftSource::Model if by_trie > 0 && step.tree.len() + 1 == shape.2 as usize => {
+                        let Some(other) = always.get(&step.committed) else { continue };
+                        assert_eq!(step.tree, *other, "{} {shape:?} at {}", alone.draft, step.committed);
+                        same += 1;
+                    }
+                    DraftSource::Model => {}
+                }
+            }
+            assert!(same > 0 && by_trie > 0, "{} {shape:?}: {same} met, {by_trie} by n-grams", alone.draft);
+        }
+    }
+}
+
+#[test]
+fn mixed_drafts_leave_the_answer_alone() {
+    check(EAGLE_NGRAM);
+}
+
 #[test]
 fn dflash_leaves_the_answer_alone() {
     check(DFLASH);
@@ -186,7 +231,20 @@ fn chained_layers_leave_the_answer_alone() {
 fn every_length_from_one_token_on() {
     let (_dir, other_layout) = in_layout("nextn", NEXTN);
     let (_other, chained) = in_layout("nextn", MULTI_LAYER);
-    for pair in [EAGLE, EAGLE3, STANDALONE, NEXTN, other_layout, DFLASH, DFLASH_FIXED, MULTI_LAYER, chained] {
+    let pairs = [
+        EAGLE,
+        EAGLE3,
+        STANDALONE,
+        NEXTN,
+        other_layout,
+        NGRAM,
+        DFLASH,
+        DFLASH_FIXED,
+        MULTI_LAYER,
+        chained,
+        EAGLE_NGRAM,
+    ];
+    for pair in pairs {
         let mut plain = Rig::new(pair, None, PLAIN);
         for shape in pair.shapes {
             let mut rig = Rig::new(pair, Some(shape), PLAIN);

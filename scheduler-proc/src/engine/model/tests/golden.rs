@@ -1,6 +1,7 @@
 //! Logits, hidden states and greedy continuations of every family against the golden files.
 
 use super::*;
+use crate::engine::hf_config::GemmaConfig;
 
 #[derive(Deserialize)]
 struct Golden {
@@ -14,13 +15,15 @@ struct GoldenPrompt {
     argmax_per_position: Vec<TokenId>,
 }
 
-const CASES: [&str; 6] = [
+const CASES: [&str; 8] = [
+    "gemma3-text-tiny",
     "llama-tiny",
     "llama-tiny-untied-llama3rope-sharded",
     "mistral-tiny-swa",
     "qwen2-tiny-tied",
     "qwen2-tiny-untied",
     "qwen3-tiny",
+    "qwen3-moe-tiny",
 ];
 
 fn golden(case: &str) -> (Golden, BTreeMap<String, Tensor>) {
@@ -60,6 +63,16 @@ fn logits_are_the_golden_ones_whole_and_in_chunks() {
         for chunk in [512, 7, 1] {
             check_logits(case, &mut model, chunk);
         }
+    }
+}
+
+#[test]
+fn a_gemma_from_a_gguf_file_is_the_golden_one() {
+    let file = crate::engine::gguf::tests::gemma_file();
+    let config = config(Weights::Gguf(file.path().to_owned()), Dtype::Float32);
+    let mut model = TargetModel::load(&config, &mut |_, _| {}).unwrap();
+    for chunk in [512, 9] {
+        check_logits("gemma3-text-tiny", &mut model, chunk);
     }
 }
 
@@ -132,6 +145,7 @@ fn both_config_styles_mean_the_same_model() {
         for spec in [&mut a, &mut b] {
             spec.shape.sliding_window = None;
             spec.shape.sliding_layers = None;
+            spec.shape.gemma = GemmaConfig::default();
         }
         assert_eq!(a, b, "{case}");
     }

@@ -2,7 +2,8 @@
 
 use super::*;
 
-const CASES: [&str; 4] = ["llama-tiny", "mistral-tiny-swa", "qwen2-tiny-tied", "qwen3-tiny"];
+const CASES: [&str; 6] =
+    ["llama-tiny", "mistral-tiny-swa", "qwen2-tiny-tied", "qwen3-tiny", "qwen3-moe-tiny", "gemma3-text-tiny"];
 
 fn tokens(count: usize, salt: u32) -> Vec<TokenId> {
     (0..count as u32).map(|index| (index * 97 + salt * 131 + 5) % 512).collect()

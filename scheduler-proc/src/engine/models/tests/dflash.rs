@@ -38,7 +38,7 @@ impl Reference {
             config[*key] = value.clone();
         }
         let files = files(&Tensors::read(&dir).store(&config));
-        let spec = DflashSpec::read(&files, &HfConfig::read(&target_dir(CASE)).unwrap(), None).unwrap();
+        let spec = DflashSpec::read(&files, &HfConfig::read(&target_dir(CASE)).unwrap(), None, None).unwrap();
         DflashHead::load(Head { spec, files }, &self.target, (SLOTS + BLOCK, 128), &mut |_, _| {}).unwrap()
     }
 

@@ -91,7 +91,14 @@ fn complete(target: &Path) -> (Tensors, Value) {
     (tensors, serde_json::from_slice(&config).unwrap())
 }
 
-fn expected(t: &Tensors, shape: &HfConfig, tokens: &[TokenId], features: &Tensor) -> (Tensor, Tensor) {
+/// `passes_normed` says that what goes on to the next step went through the last norm.
+fn expected(
+    t: &Tensors,
+    shape: &HfConfig,
+    tokens: &[TokenId],
+    features: &Tensor,
+    passes_normed: bool,
+) -> (Tensor, Tensor) {
     let prefix = format!("model.layers.{}.", shape.layers);
     let name = |part: &str| format!("{prefix}{part}.weight");
     let eps = f64::from(shape.norm_eps);
@@ -101,12 +108,16 @@ fn expected(t: &Tensors, shape: &HfConfig, tokens: &[TokenId], features: &Tensor
         let embedded = embedded(table, &tokens[..hidden.size()[0] as usize]);
         let parts = [t.norm(&name("enorm"), &embedded, eps), t.norm(&name("hnorm"), hidden, eps)];
         let joined = t.project(&format!("{prefix}eh_proj"), &Tensor::cat(&parts, 1));
-        layer(t, &prefix, shape, &t.norm(&name("input_layernorm"), &joined, eps), &joined)
+        let out = layer(t, &prefix, shape, &t.norm(&name("input_layernorm"), &joined, eps), &joined);
+        if passes_normed { t.norm(&name("shared_head.norm"), &out, eps) } else { out }
     };
     let last = through(features).narrow(0, features.size()[0] - 1, 1);
     let states = through(&Tensor::cat(&[features, &last], 0));
-    let logits = t.norm(&name("shared_head.norm"), &states, eps).matmul(&head.transpose(0, 1));
-    (states, logits)
+    let normed = match passes_normed {
+        true => states.shallow_clone(),
+        false => t.norm(&name("shared_head.norm"), &states, eps),
+    };
+    (states, normed.matmul(&head.transpose(0, 1)))
 }
 
 #[test]
@@ -127,7 +138,7 @@ fn tables_and_norms_of_the_layers_own_are_used_where_the_file_has_them() {
         let dir = tensors.store(&config);
         let target = load_target(dir.path());
         let (states, logits) = run(&mut load(dir.path(), &target, None), &tokens, &features);
-        let (expected_states, expected_logits) = expected(&tensors, &shape, &tokens, &features);
+        let (expected_states, expected_logits) = expected(&tensors, &shape, &tokens, &features, false);
         assert!(distance(&states, &expected_states) < SAME, "without {left_out:?}");
         assert!(distance(&logits, &expected_logits) < SAME, "without {left_out:?}");
         // Hot tokens are rows of the same head.
@@ -157,4 +168,43 @@ fn a_layer_in_a_checkpoint_of_its_own_is_found() {
     let (_, expected) = run(&mut load(whole.path(), &target, None), &tokens, &features);
     let (_, found) = run(&mut load(alone.path(), &target, None), &tokens, &features);
     assert!(found.equal(&expected));
+}
+
+/// The same layer with its norms stored as what is added to 1, under other names.
+fn from_one(tensors: &Tensors, rename: impl Fn(&str) -> String) -> Tensors {
+    let stored = tensors.0.iter().map(|(name, tensor)| match name.strip_prefix("model.layers.3.") {
+        None => (name.clone(), tensor.shallow_clone()),
+        Some(part) if part.ends_with("norm.weight") => (rename(part), tensor - 1.0),
+        Some(part) => (rename(part), tensor.shallow_clone()),
+    });
+    Tensors(stored.collect())
+}
+
+#[test]
+fn norms_that_store_what_is_added_to_one_are_known_by_family_and_by_layout() {
+    let base = target_dir("qwen3-tiny");
+    let (mut tensors, mut config) = complete(&base);
+    tensors.0.retain(|name, _| {
+        !["embed_tokens", "shared_head.head"].iter().any(|t| name.ends_with(&format!("3.{t}.weight")))
+    });
+    let (shape, target) = (HfConfig::read(&base).unwrap(), load_target(&base));
+    let tokens = [7, 300, 12, 511, 44, 9, 130];
+    let features = Tensor::randn([6, 48], (Kind::Float, Device::Cpu));
+    let check = |dir: &Path, passes_normed: bool| {
+        let (states, logits) = run(&mut load(dir, &target, None), &tokens, &features);
+        let (expected_states, expected_logits) =
+            expected(&tensors, &shape, &tokens, &features, passes_normed);
+        assert!(distance(&states, &expected_states) < SAME, "normed {passes_normed}");
+        assert!(distance(&logits, &expected_logits) < SAME, "normed {passes_normed}");
+    };
+    let names_of_qwen = |part: &str| match part {
+        "enorm.weight" => "mtp.pre_fc_norm_embedding.weight".into(),
+        "hnorm.weight" => "mtp.pre_fc_norm_hidden.weight".into(),
+        "eh_proj.weight" => "mtp.fc.weight".into(),
+        "shared_head.norm.weight" => "mtp.norm.weight".into(),
+        part => format!("mtp.layers.0.{part}"),
+    };
+    check(from_one(&tensors, names_of_qwen).store(&config).path(), true);
+    config["architectures"] = json!(["Step3p5ForCausalLM"]);
+    check(from_one(&tensors, |part| format!("model.layers.3.{part}")).store(&config).path(), false);
 }

@@ -18,7 +18,7 @@ use crate::engine::spec::tree::{DraftTree, Parent};
 pub(super) fn tree(trie: &Trie, anchors: &Anchors, breadth: Breadth, limit: DraftLimit) -> DraftTree {
     let mut sketch = Sketch { tree: DraftTree::new(), limit };
     for (anchor, len) in anchors.longest_first() {
-        if sketch.is_full() {
+        if sketch.is_full() || len < breadth.shortest_match {
             break;
         }
         match breadth.match_type {

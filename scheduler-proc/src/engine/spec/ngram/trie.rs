@@ -113,6 +113,14 @@ impl Trie {
         Anchors((1..=deepest).map(find).collect())
     }
 
+    /// Length of the longest suffix that something followed.
+    pub(super) fn longest_continued(&self, anchors: &Anchors) -> Option<usize> {
+        let continued = |&(node, _): &(NodeRef, usize)| {
+            self.resolve(node).is_some_and(|id| self.node(id).newest_child != NONE)
+        };
+        anchors.longest_first().find(continued).map(|(_, len)| len)
+    }
+
     /// Whether every suffix has a node and none was evicted; otherwise a fresh look-up may know more.
     pub(super) fn is_current(&self, anchors: &Anchors) -> bool {
         anchors.0.iter().all(|node| node.is_some_and(|node| self.resolve(node).is_some()))

@@ -4,6 +4,7 @@ use proto::{NgramConfig, NgramMatchType};
 
 use super::workers::{Counted, Scripted, chain, oracle, random};
 use super::*;
+use crate::engine::spec::mixed::MixedDrafter;
 use crate::engine::spec::ngram::NgramDrafter;
 
 /// A batch in which every option occurs, at temperatures 0, 0.3, 0.8 and 1.5.
@@ -58,11 +59,16 @@ fn truth(requests: &[Request], plain: &[Outcome]) -> Vec<Vec<TokenId>> {
 }
 
 fn workers(truth: Vec<Vec<TokenId>>) -> Vec<(&'static str, Box<dyn Drafter>)> {
-    let other = truth.clone();
+    let (other, third) = (truth.clone(), truth.clone());
+    let model = Scripted::new(8, move |input: &DraftInput<'_>| chain(&third, input));
     vec![
         ("ngram bfs", Box::new(ngram(NgramMatchType::Bfs, 12))),
         ("ngram prob", Box::new(ngram(NgramMatchType::Prob, 12))),
         ("ngram narrow", Box::new(ngram(NgramMatchType::Bfs, 3))),
+        (
+            "mixed",
+            Box::new(MixedDrafter::new(ngram(NgramMatchType::Bfs, 8).from_matches_of(2), Box::new(model))),
+        ),
         ("random", Box::new(Scripted::new(12, random))),
         ("oracle", Box::new(Scripted::new(13, move |input: &DraftInput<'_>| oracle(&truth, input, 4)))),
         ("chain", Box::new(Scripted::new(8, move |input: &DraftInput<'_>| chain(&other, input)))),

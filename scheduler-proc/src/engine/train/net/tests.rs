@@ -219,7 +219,7 @@ fn dflash_trains_as_it_serves() {
     let dir = fixtures().join("dflash-tiny/draft");
     let read = || {
         let files = DraftFiles::open(&dir).unwrap();
-        (DflashSpec::read(&files, &shape, None).unwrap(), files)
+        (DflashSpec::read(&files, &shape, None, None).unwrap(), files)
     };
     let (spec, mut files) = read();
     target.leave(spec.features());
