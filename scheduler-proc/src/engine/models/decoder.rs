@@ -152,6 +152,7 @@ pub struct Decoder {
     layers: Vec<Layer>,
     final_norm: RmsNorm,
     head: Rc<Linear>,
+    gathered_bytes: u64,
 }
 
 impl Decoder {
@@ -165,14 +166,16 @@ impl Decoder {
             positions,
             loader.device(),
         ));
-        let embedding = loader.load(EMBEDDING)?;
+        let embedding = Rc::new(Embedding::of(loader.load_matrix(EMBEDDING)?)?);
         let layers = (0..shape.layers)
             .map(|index| load_layer(spec, index, &tables, loader))
             .collect::<Result<_, EngineError>>()?;
         let final_norm = RmsNorm::load(FINAL_NORM, shape.norm_eps, loader)?;
-        let head = if shape.tied { embedding.shallow_clone() } else { loader.load(HEAD)? };
-        let head = Rc::new(Linear::new(&head, None)?);
-        Ok(Self { embedding: Rc::new(Embedding::new(embedding)), layers, final_norm, head })
+        let (head, gathered_bytes) = match shape.tied {
+            true => (embedding.head()?, embedding.bytes_beside_head()),
+            false => (Linear::fused(&[(loader.load_matrix(HEAD)?, None)])?, embedding.bytes()),
+        };
+        Ok(Self { embedding, layers, final_norm, head: Rc::new(head), gathered_bytes })
     }
 
     /// For a draft head that has none of its own.
@@ -187,7 +190,7 @@ impl Decoder {
 
     /// Runs the rows through all layers, keeping the hidden states of the layers in `capture` (ascending).
     pub fn forward(&self, input: &DecoderInput<'_>, capture: &[usize]) -> Result<DecoderOutput, EngineError> {
-        let residual = self.embedding.forward(&input.tokens);
+        let residual = self.embedding.forward(&input.tokens)?;
         let mut captured = Vec::with_capacity(capture.len());
         let mut keep = |layer: usize, residual: &Tensor| {
             if capture.contains(&layer) {
@@ -214,8 +217,9 @@ impl Decoder {
         Ok(DecoderOutput { hidden, captured })
     }
 
-    pub fn embedding_bytes(&self) -> u64 {
-        self.embedding.bytes()
+    /// Bytes of weights that are gathered only, never multiplied.
+    pub fn gathered_bytes(&self) -> u64 {
+        self.gathered_bytes
     }
 
     /// Logits of hidden states that went through the final norm.
@@ -249,7 +253,7 @@ fn load_layer(
     };
     let mut parts = Vec::new();
     for Projection { name, bias, .. } in spec.projections() {
-        let weight = loader.load(&layer_name(index, &format!("{name}.weight")))?;
+        let weight = loader.load_matrix(&layer_name(index, &format!("{name}.weight")))?;
         let bias = bias.then(|| loader.load(&layer_name(index, &format!("{name}.bias")))).transpose()?;
         parts.push((weight, bias));
     }
