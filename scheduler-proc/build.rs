@@ -7,7 +7,7 @@ const KERNELS: [(&str, &[&str]); 4] = [
     ("kernels_baseline", &["-march=x86-64"]),
     ("kernels_v3", &["-march=x86-64-v3"]),
     ("kernels_v4", &["-march=x86-64-v4"]),
-    ("kernels_amx", &["-march=x86-64-v4", "-mamx-tile", "-mamx-bf16"]),
+    ("kernels_amx", &["-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]),
 ];
 
 fn main() {

@@ -40,6 +40,9 @@ pub struct ModelArgs {
     /// Format of the weights; dummy makes random ones in the shape of config.json
     #[arg(long, value_enum, default_value_t = LoadFormat::Auto, value_name = "FORMAT")]
     pub load_format: LoadFormat,
+    /// What becomes of a GGUF's blocks: they stay quantised in memory where the type is bfloat16 and the device a CPU (gguf), or are decoded while loading (none) [default: gguf]
+    #[arg(long, value_name = "METHOD")]
+    pub quantization: Option<String>,
     /// Precision of weights and KV; auto is bfloat16 where the CPU computes in it, else float32
     #[arg(long, value_enum, default_value_t = DtypeArg::Auto, value_name = "DTYPE")]
     pub dtype: DtypeArg,

@@ -19,11 +19,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use proto::text::gguf_tokenizer;
-use proto::{DeviceKind, Dtype, ModelConfig, ServeConfig, ServerConfig, Topology, Weights};
+use proto::{DeviceKind, Dtype, ModelConfig, Quantization, ServeConfig, ServerConfig, Topology, Weights};
 
 pub use machine::Machine;
 
 use crate::args::{Args, DeviceArg, DtypeArg};
+use crate::unsupported::QUANTIZATION;
 use model::{ModelFacts, ModelFiles};
 
 /// A configuration, and what the operator should know of how it came about.
@@ -88,9 +89,19 @@ fn model_config(
         eos_token_ids: facts.eos_token_ids.clone(),
         bos_token_id: facts.bos_token_id,
         dtype: dtype(args.model.dtype, device, machine),
+        quantization: quantization(args.model.quantization.as_deref(), files)?,
         device,
         generation_defaults: facts.generation_defaults.clone(),
     })
+}
+
+fn quantization(wanted: Option<&str>, files: &ModelFiles) -> Result<Quantization> {
+    match (wanted, files) {
+        (None, _) | (Some("gguf"), ModelFiles::Gguf(_)) => Ok(Quantization::Gguf),
+        (Some("none"), _) => Ok(Quantization::None),
+        (Some("gguf"), _) => bail!("--quantization gguf needs a .gguf file as --model-path"),
+        (Some(other), _) => bail!("--quantization {other} is not supported: {QUANTIZATION}"),
+    }
 }
 
 fn context_length(wanted: Option<u32>, facts: &ModelFacts) -> Result<u32> {

@@ -19,7 +19,6 @@ const FLAGS: &[(&str, &str)] = &[
     ("--enable-dp-attention", ONE_DEVICE),
     ("--tokenizer-mode", "there is one tokenizer implementation, the fast one"),
     ("--tokenizer-backend", "there is one tokenizer implementation, the fast one"),
-    ("--quantization", QUANTIZATION),
     ("--quantization-param-path", QUANTIZATION),
     ("--torchao-config", QUANTIZATION),
     ("--kv-cache-dtype", "the KV pool has the model's precision; choose it with --dtype"),
@@ -111,7 +110,8 @@ const FLAGS: &[(&str, &str)] = &[
 ];
 
 const ONE_DEVICE: &str = "the model runs on one device, chosen with --device";
-const QUANTIZATION: &str = "give a quantised GGUF file as --model-path; precision is chosen with --dtype";
+pub(crate) const QUANTIZATION: &str =
+    "give a quantised GGUF file as --model-path; precision is chosen with --dtype";
 const ONE_BACKEND: &str = "each --device has one backend; leave it out";
 const GRAMMAR: &str = "constrained output is not served yet";
 const NO_GRAPHS: &str = "steps run without graphs or compilation; leave it out";
@@ -150,7 +150,7 @@ mod tests {
         assert!(
             refused("--model a --tp-size 2").starts_with("--tp-size is not supported: the model runs on one")
         );
-        assert!(refused("--quantization=fp8").contains("GGUF"));
+        assert!(refused("--torchao-config=int4wo").contains("GGUF"));
         assert!(refused("--speculative-draft-model-revision x").contains("name its folder"));
         assert_eq!(refused("--model a --port 1"), "");
     }

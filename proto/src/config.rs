@@ -78,6 +78,17 @@ impl Dtype {
     }
 }
 
+/// What becomes of the blocks of a GGUF's quantised weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Quantization {
+    /// They stay as they are wherever a kernel decodes them: on a CPU, to bfloat16.
+    #[default]
+    Gguf,
+    /// They are decoded once, while loading.
+    None,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
@@ -102,6 +113,8 @@ pub struct ModelConfig {
     pub eos_token_ids: Vec<TokenId>,
     pub bos_token_id: Option<TokenId>,
     pub dtype: Dtype,
+    #[serde(default)]
+    pub quantization: Quantization,
     pub device: DeviceKind,
     /// Sampling defaults of `generation_config.json`, for the chat route.
     pub generation_defaults: Map<String, Value>,

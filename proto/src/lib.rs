@@ -35,8 +35,8 @@ pub use acceptance::SpecCounters;
 pub use adaptive::{AdaptiveConfig, AdaptiveSlot, DraftTier};
 pub use config::{
     AcceptanceRule, ConfigError, DeviceKind, DflashConfig, DraftModelConfig, Dtype, ModelConfig, NgramConfig,
-    NgramFirst, NgramMatchType, ScheduleConfig, SchedulePolicy, ServeConfig, ServerConfig, SpecAlgorithm,
-    SpecConfig, Weights,
+    NgramFirst, NgramMatchType, Quantization, ScheduleConfig, SchedulePolicy, ServeConfig, ServerConfig,
+    SpecAlgorithm, SpecConfig, Weights,
 };
 pub use control::{
     Command, HEALTH_INTERVAL, HEARTBEAT_INTERVAL, Heartbeat, ProcessHealth, ServerHealth, Status,

@@ -254,6 +254,7 @@ fn config(run_dir: &Path) -> ServeConfig {
             bos_token_id: None,
             dtype: Dtype::Float32,
             device: DeviceKind::Cpu,
+            quantization: proto::Quantization::default(),
             generation_defaults: serde_json::Map::new(),
         },
         schedule: ScheduleConfig {

@@ -1,12 +1,14 @@
 //! Times a plain step of the default model against the floor that memory bandwidth sets.
 //!
-//! usage: cargo bench -p scheduler-proc --bench step [-- GGUF [THREADS [float32]]]
+//! usage: cargo bench -p scheduler-proc --bench step [-- GGUF [THREADS [float32 | bfloat16]]]
+//!
+//! Named types are what a GGUF's blocks are decoded to while loading; otherwise they stay as they are.
 
 mod common;
 
 use std::path::PathBuf;
 
-use proto::{Dtype, ServeConfig, Weights};
+use proto::{Dtype, Quantization, ServeConfig, Weights};
 use scheduler_proc::engine::model::TargetModel;
 use scheduler_proc::engine::target::{ForwardRow, LogitRows};
 use tch::{Device, Kind, Tensor};
@@ -20,6 +22,7 @@ struct Options {
     gguf: PathBuf,
     threads: u32,
     dtype: Dtype,
+    quantization: Quantization,
 }
 
 fn main() {
@@ -27,7 +30,13 @@ fn main() {
     let config = config(&options);
     let mut model = TargetModel::load(&config, &mut |_, _| {}).expect("the model loads");
     let bandwidth = bandwidth();
-    println!("threads {}, {:?}, {:.1} GB/s read by a sum", options.threads, options.dtype, bandwidth / 1e9);
+    println!(
+        "threads {}, {:?}, weights {:?}, {:.1} GB/s read by a sum",
+        options.threads,
+        options.dtype,
+        model.limits().weight_types,
+        bandwidth / 1e9
+    );
     for batch in [1, 8, 32] {
         decode(&mut model, batch, bandwidth);
     }
@@ -44,6 +53,7 @@ fn options() -> Options {
         gguf: args.first().map_or(default.into(), PathBuf::from),
         threads: args.get(1).map_or(2, |text| text.parse().expect("THREADS is a number")),
         dtype: if args.get(2).is_some_and(|arg| arg == "float32") { Dtype::Float32 } else { Dtype::Bfloat16 },
+        quantization: if args.get(2).is_some() { Quantization::None } else { Quantization::Gguf },
     }
 }
 
@@ -51,6 +61,7 @@ fn config(options: &Options) -> ServeConfig {
     let mut config = common::config(Weights::Gguf(options.gguf.clone()), options.dtype);
     config.schedule.max_total_tokens = Some(32 * (CONTEXT as u64 + 8));
     config.schedule.num_threads = options.threads;
+    config.model.quantization = options.quantization;
     config
 }
 
@@ -89,7 +100,7 @@ fn decode(model: &mut TargetModel, batch: usize, bandwidth: f64) {
     let seconds = best(|| drop(model.forward(&rows).expect("a step runs")));
     let limits = model.limits();
     let kv = limits.kv_bytes as f64 / limits.kv_slots as f64 * (CONTEXT * batch) as f64;
-    let floor = ((limits.weight_bytes - model.gathered_bytes()) as f64 + kv) / bandwidth;
+    let floor = ((limits.weight_bytes - limits.gathered_bytes) as f64 + kv) / bandwidth;
     println!(
         "decode  batch {batch:2}: {:7.2} ms/step {:7.1} tok/s, floor {:6.2} ms, {:4.2}x floor",
         seconds * 1e3,

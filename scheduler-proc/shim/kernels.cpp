@@ -364,8 +364,9 @@ void widen(const void* from, float* out, int64_t count) {
 
 #define DH_TEXT_(x) #x
 #define DH_TEXT(x) DH_TEXT_(x)
-constexpr Kernels kTable = {DH_TEXT(DH_KERNELS), attend_scratch, attend,        rotate_store, rms_norm, gate_mul,
-                            widen,               packed_size,    packed_inputs, pack,         linear};
+constexpr Kernels kTable = {DH_TEXT(DH_KERNELS), attend_scratch, attend,       rotate_store, rms_norm, gate_mul, widen,
+                            packed_inputs,       packed_bytes,   file_bytes,   pack,         linear_scratch,
+                            linear,              unpack};
 
 }  // namespace
 

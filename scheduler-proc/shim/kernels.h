@@ -16,6 +16,20 @@ enum class Element : int32_t { F32 = 0, BF16 = 1 };
 // Of a gate.
 enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
 
+// How weights lie, by ggml's numbers: plain, or in blocks of codes with their scales.
+enum class Format : int32_t {
+  F32 = 0,
+  Q4_0 = 2,
+  Q4_1 = 3,
+  Q5_0 = 6,
+  Q5_1 = 7,
+  Q8_0 = 8,
+  Q4_K = 12,
+  Q5_K = 13,
+  Q6_K = 14,
+  BF16 = 30,
+};
+
 // Consecutive rows of one request that share the keys at positions 0 .. shared_blocks * kBlock.
 struct Tile {
   uint32_t first_row;
@@ -58,17 +72,25 @@ struct RotateArgs {
   float eps;
 };
 
-// Outputs that are packed, computed and stored together.
+// Outputs that are packed, computed and stored together, and inputs of one bfloat16 tile.
 constexpr int64_t kPanel = 32;
+constexpr int64_t kDepth = 32;
+
+// Consecutive outputs of a projection whose weights lie alike.
+struct Part {
+  const void* packed;
+  int64_t out;
+  Format format;
+};
 
 // y = x W^T + bias.
 struct LinearArgs {
-  const void* x;       // [rows, in]; for bfloat16, `in` is a whole number of tiles (see matmul.h)
-  const void* packed;  // W
-  const void* bias;    // [out] of `result`'s type, or null
-  void* y;             // [rows, out]
+  const void* x;  // [rows, in]; for bfloat16, `in` is a whole number of tiles (see matmul.h)
+  const Part* parts;
+  int64_t part_count;
+  const void* bias;  // [out] of `result`'s type, or null
+  void* y;           // [rows, out]
   int64_t rows, in, out;
-  Element type;    // of x and W
   Element result;  // of y
 };
 
@@ -83,10 +105,17 @@ struct Kernels {
   // out = activation(gate) * up
   void (*gate_mul)(Element, Activation, const void* gate, const void* up, void* out, int64_t width);
   void (*widen)(const void* bf16, float* out, int64_t count);
-  int64_t (*packed_size)(Element, int64_t out, int64_t in);  // elements
-  int64_t (*packed_inputs)(Element, int64_t in);             // inputs with their padding
-  void (*pack)(Element, const void* weight, void* packed, int64_t out, int64_t in, int64_t panel);
-  void (*linear)(const LinearArgs&, int64_t from_panel, int64_t to_panel);
+  // A panel is kPanel outputs; its inputs are padded for some formats.
+  int64_t (*packed_inputs)(Format, int64_t in);
+  int64_t (*packed_bytes)(Format, int64_t in);  // of a panel
+  int64_t (*file_bytes)(Format, int64_t in);    // of a row in a file, or 0 where no row is that wide
+  // `weight` are the rows of one panel, one per output, as in a file.
+  void (*pack)(Format, const void* weight, void* panel, int64_t outputs, int64_t in);
+  size_t (*linear_scratch)(const LinearArgs&);  // floats
+  // Panels count through all parts.
+  void (*linear)(const LinearArgs&, int64_t from_panel, int64_t to_panel, float* scratch);
+  // The weights of one output of a panel of blocks, in bfloat16.
+  void (*unpack)(Format, const void* panel, int64_t in, int64_t output, void* out);
 };
 
 const Kernels& kernels_baseline();

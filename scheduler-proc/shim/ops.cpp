@@ -16,11 +16,12 @@ namespace dh {
 
 namespace {
 
-// Whether the processor multiplies tiles of bfloat16, and the system lets this process use them.
+// Whether the processor rounds to bfloat16 and multiplies tiles of it, and the system lets this process use them.
 bool has_amx() {
   unsigned a, b, c, d;
-  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kVectorBf16 = 1u << 5;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (kBf16 | kTile)) != (kBf16 | kTile)) return false;
+  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & kVectorBf16)) return false;
   constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
@@ -69,10 +70,14 @@ void check(const at::Tensor& t, const at::Tensor& like, const char* name) {
   TORCH_CHECK(t.scalar_type() == like.scalar_type(), name, " must be of type ", like.scalar_type());
 }
 
+// On a cache line of its own.
 float* scratch(size_t floats) {
   // Grows to the largest tile this thread has seen, and stays.
-  thread_local std::vector<double> buffer;
-  if (buffer.size() * 2 < floats) buffer.resize((floats + 1) / 2);
+  struct alignas(64) Line {
+    float floats[16];
+  };
+  thread_local std::vector<Line> buffer;
+  if (buffer.size() * 16 < floats) buffer.resize((floats + 15) / 16);
   return reinterpret_cast<float*>(buffer.data());
 }
 
@@ -97,6 +102,8 @@ void for_each_row(int64_t rows, int64_t width, Body body) {
                      for (int64_t row = from; row < to; ++row) body(row);
                    });
 }
+
+int64_t panels(int64_t out) { return (out + kPanel - 1) / kPanel; }
 
 char* at_row(const at::Tensor& t, int64_t row) {
   return static_cast<char*>(t.data_ptr()) + row * t.stride(0) * t.element_size();
@@ -143,18 +150,20 @@ at::Tensor* dh_attend(const at::Tensor* q, const at::Tensor* k, const at::Tensor
   return result;
 }
 
-// Lays a weight [out, in] out for dh_linear. Null on failure.
-at::Tensor* dh_linear_pack(const at::Tensor* weight) {
+// Lays the weights [out, in] of one part out for dh_linear: `weight` is as a file has it, `format` a dh::Format. Null
+// on failure.
+at::Tensor* dh_linear_pack(const void* weight, int format, int64_t out, int64_t in) {
   at::Tensor* result = nullptr;
   guarded([&] {
-    dh::check(*weight, *weight, "weight");
-    dh::Element type = element(*weight);
+    dh::Format as = static_cast<dh::Format>(format);
     const dh::Kernels& kernels = dh::kernels();
-    int64_t out = weight->size(0), in = weight->size(1);
-    at::Tensor packed = at::empty({kernels.packed_size(type, out, in)}, weight->options());
-    at::parallel_for(0, (out + dh::kPanel - 1) / dh::kPanel, 1, [&](int64_t from, int64_t to) {
-      for (int64_t panel = from; panel < to; ++panel) {
-        kernels.pack(type, weight->data_ptr(), packed.data_ptr(), out, in, panel);
+    int64_t bytes = kernels.packed_bytes(as, in), row = kernels.file_bytes(as, in);
+    at::Tensor packed = at::empty({dh::panels(out) * bytes}, at::kByte);
+    char* to = static_cast<char*>(packed.data_ptr());
+    at::parallel_for(0, dh::panels(out), 1, [&](int64_t from, int64_t until) {
+      for (int64_t panel = from; panel < until; ++panel) {
+        int64_t first = panel * dh::kPanel, outputs = std::min(dh::kPanel, out - first);
+        kernels.pack(as, static_cast<const char*>(weight) + first * row, to + panel * bytes, outputs, in);
       }
     });
     result = new at::Tensor(packed);
@@ -162,25 +171,63 @@ at::Tensor* dh_linear_pack(const at::Tensor* weight) {
   return result;
 }
 
+// Bytes of a row in a file, or 0 where no row is that wide.
+int64_t dh_file_bytes(int format, int64_t in) {
+  return dh::kernels().file_bytes(static_cast<dh::Format>(format), in);
+}
+
+struct dh_part {
+  const at::Tensor* packed;
+  int64_t out;
+  int format;
+};
+
 // x: [rows, in] to [rows, out], in x's type or, if `wide`, in float32. `bias` may be null. Null on failure.
-at::Tensor* dh_linear(const at::Tensor* x, const at::Tensor* packed, const at::Tensor* bias, int64_t out, int wide) {
+at::Tensor* dh_linear(const at::Tensor* x, const dh_part* parts, int64_t part_count, const at::Tensor* bias, int wide) {
   at::Tensor* result = nullptr;
   guarded([&] {
-    dh::check(*packed, *x, "weight");
-    dh::Element type = element(*x);
     const dh::Kernels& kernels = dh::kernels();
-    int64_t rows = x->size(0), in = kernels.packed_inputs(type, x->size(1));
-    TORCH_CHECK(packed->numel() == kernels.packed_size(type, out, in), "x is not as wide as the weight");
+    dh::Format plain = element(*x) == dh::Element::F32 ? dh::Format::F32 : dh::Format::BF16;
+    int64_t rows = x->size(0), in = kernels.packed_inputs(plain, x->size(1)), out = 0, panels = 0;
+    c10::SmallVector<dh::Part, 4> packed;
+    for (const dh_part* part = parts; part < parts + part_count; ++part) {
+      dh::Format format = static_cast<dh::Format>(part->format);
+      TORCH_CHECK((format == dh::Format::F32) == (plain == dh::Format::F32), "x is not of the weight's type");
+      TORCH_CHECK(part->packed->nbytes() == dh::panels(part->out) * kernels.packed_bytes(format, in),
+                  "x is not as wide as the weight");
+      packed.push_back({part->packed->data_ptr(), part->out, format});
+      out += part->out;
+      panels += dh::panels(part->out);
+    }
     at::Tensor input = in == x->size(1) ? x->contiguous() : at::constant_pad_nd(*x, {0, in - x->size(1)});
     at::Tensor y = at::empty({rows, out}, x->options().dtype(wide ? at::kFloat : x->scalar_type()));
     at::Tensor offset = bias ? bias->to(y.scalar_type()).contiguous() : at::Tensor();
-    dh::LinearArgs args{input.data_ptr(), packed->data_ptr(), bias ? offset.data_ptr() : nullptr, y.data_ptr(),
-                        rows, in, out, type, element(y)};
-    int64_t panels = (out + dh::kPanel - 1) / dh::kPanel;
+    dh::LinearArgs args{input.data_ptr(), packed.data(), part_count, bias ? offset.data_ptr() : nullptr, y.data_ptr(),
+                        rows, in, out, element(y)};
     int64_t grain = std::max<int64_t>(1, 4 * dh::kGrain / (dh::kPanel * std::max<int64_t>(in, 1)));
+    size_t floats = kernels.linear_scratch(args);
     at::parallel_for(0, panels, grain,
-                     [&](int64_t from, int64_t to) { kernels.linear(args, from, to); });
+                     [&](int64_t from, int64_t to) { kernels.linear(args, from, to, dh::scratch(floats)); });
     result = new at::Tensor(y);
+  });
+  return result;
+}
+
+// Rows `ids` of a packed weight of blocks, [count, in] in bfloat16. Null on failure.
+at::Tensor* dh_linear_rows(const dh_part* part, int64_t in, const int64_t* ids, int64_t count) {
+  at::Tensor* result = nullptr;
+  guarded([&] {
+    const dh::Kernels& kernels = dh::kernels();
+    dh::Format format = static_cast<dh::Format>(part->format);
+    int64_t bytes = kernels.packed_bytes(format, in);
+    TORCH_CHECK(part->packed->nbytes() == dh::panels(part->out) * bytes, "the weight has another width");
+    at::Tensor out = at::empty({count, in}, at::kBFloat16);
+    const char* panels = static_cast<const char*>(part->packed->data_ptr());
+    dh::for_each_row(count, in, [&](int64_t row) {
+      int64_t id = ids[row];
+      kernels.unpack(format, panels + id / dh::kPanel * bytes, in, id % dh::kPanel, dh::at_row(out, row));
+    });
+    result = new at::Tensor(out);
   });
   return result;
 }

@@ -1,6 +1,10 @@
 // Vectors of 16 floats, in whatever registers the instruction set has. Internal linkage throughout, because every
 // user is compiled once per instruction set (see kernels.h).
 #pragma once
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 #include <cstdint>
 #include <cstring>
 
@@ -43,6 +47,43 @@ DH_INLINE void store(bf16* p, F16 x) {
   I16 is_nan = x != x;
   H16 h = __builtin_convertvector(((U16)is_nan & quiet) | (~(U16)is_nan & rounded), H16);
   memcpy(p, &h, sizeof h);
+}
+
+// The same of two vectors, one behind the other. Neither may hold a NaN or a denormal.
+DH_INLINE void store_pair(bf16* p, F16 low, F16 high) {
+#ifdef __AVX512BF16__
+  auto both = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  memcpy(p, &both, sizeof both);
+#else
+  store(p, low);
+  store(p + kWidth, high);
+#endif
+}
+
+// 16 numbers of half precision.
+DH_INLINE F16 load_halves(const void* p) {
+#ifdef __AVX512F__
+  // Masked, because GCC warns of what the plain form leaves undefined on purpose.
+  return (F16)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(static_cast<const __m256i*>(p)));
+#else
+  _Float16 halves[kWidth];
+  memcpy(halves, p, sizeof halves);
+  F16 x;
+  for (int i = 0; i < kWidth; ++i) x[i] = halves[i];
+  return x;
+#endif
+}
+
+// 16 signed bytes, as floats.
+DH_INLINE F16 load_bytes(const int8_t* p) {
+#ifdef __AVX512F__
+  I16 integers = (I16)_mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return __builtin_convertvector(integers, F16);
+#else
+  float x[kWidth];
+  for (int i = 0; i < kWidth; ++i) x[i] = p[i];
+  return load(x);
+#endif
 }
 
 // The first `n` (< 16) elements, then zeros.
@@ -135,6 +176,23 @@ DH_INLINE F16 sums16(const F16* part) {
   }
   return __builtin_shufflevector(c[0], c[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
          __builtin_shufflevector(c[0], c[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+
+// Exchanges `v[i][j]` and `v[j][i]`: swaps halves of halves, down to single lanes.
+DH_INLINE void transpose16(U16* v) {
+#define DH_SWAP(step, ...)                                                          \
+  _Pragma("GCC unroll 16") for (int i = 0; i < kWidth; ++i) {                                                \
+    if (i & step) continue;                                                         \
+    constexpr I16 keep = {__VA_ARGS__};                                             \
+    U16 upper = __builtin_shuffle(v[i], v[i + step], keep);                         \
+    v[i + step] = __builtin_shuffle(v[i], v[i + step], keep + step);                \
+    v[i] = upper;                                                                   \
+  }
+  DH_SWAP(8, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
+  DH_SWAP(4, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)
+  DH_SWAP(2, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
+  DH_SWAP(1, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30)
+#undef DH_SWAP
 }
 
 }  // namespace

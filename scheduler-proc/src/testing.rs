@@ -41,6 +41,7 @@ pub(crate) fn config() -> ServeConfig {
             bos_token_id: None,
             dtype: Dtype::Float32,
             device: DeviceKind::Cpu,
+            quantization: proto::Quantization::default(),
             generation_defaults: serde_json::Map::new(),
         },
         schedule: ScheduleConfig {

@@ -23,9 +23,6 @@ const ROUNDS: usize = 5;
 /// Bytes of keys and values per token: 30 layers, 3 heads, 64 numbers, 2 of them, 2 bytes each.
 const KV_BYTES_PER_TOKEN: f64 = 30.0 * 3.0 * 64.0 * 2.0 * 2.0;
 
-/// The default model's embedding table in bfloat16.
-const EMBEDDING_BYTES: f64 = 49_152.0 * 576.0 * 2.0;
-
 /// One kind of load, measured on both servers.
 struct Row {
     name: &'static str,
@@ -114,10 +111,13 @@ fn prefill(server: &Server) {
     println!("{:32} {:10.1}", "prefill, 1024 tokens", median(rates));
 }
 
-/// Bytes of weights that a step reads: all but the embedding table, of which it gathers a few rows. (The table is
-/// tied to the head and lies in memory a second time, packed for multiplication.)
+/// Bytes of weights that a step reads: all but an embedding table that is not the head's, of which it gathers a few
+/// rows.
 fn weight_bytes(server: &Server) -> f64 {
     let state = server.internal_state();
-    let weights = state["memory_usage"]["weight"].as_f64();
-    weights.unwrap_or_else(|| panic!("no memory_usage.weight in {state}")) - EMBEDDING_BYTES
+    let bytes = |name: &str| {
+        let bytes = state["memory_usage"][name].as_f64();
+        bytes.unwrap_or_else(|| panic!("no memory_usage.{name} in {state}"))
+    };
+    bytes("weight") - bytes("weight_gathered")
 }

@@ -1,8 +1,8 @@
 //! Owns `/server_info`'s view of the flags: every resolved value under SGLang's name.
 
 use proto::{
-    AcceptanceRule, DeviceKind, DraftTier, Dtype, NgramConfig, NgramMatchType, SchedulePolicy, ServeConfig,
-    SpecAlgorithm, Weights,
+    AcceptanceRule, DeviceKind, DraftTier, Dtype, NgramConfig, NgramMatchType, Quantization, SchedulePolicy,
+    ServeConfig, SpecAlgorithm, Weights,
 };
 use serde_json::{Map, Value, json};
 
@@ -46,6 +46,10 @@ fn model(config: &ServeConfig) -> Value {
         "model_path": model.model_path,
         "tokenizer_path": tokenizer.unwrap_or_else(|| model.model_path.clone()),
         "skip_tokenizer_init": config.server.skip_tokenizer_init,
+        "quantization": match (&model.weights, model.quantization) {
+            (Weights::Gguf(_), Quantization::Gguf) => Some("gguf"),
+            _ => None,
+        },
         "dtype": dtype_name(model.dtype),
         "device": match model.device { DeviceKind::Cpu => "cpu", DeviceKind::Cuda => "cuda" },
         "context_length": model.context_length,

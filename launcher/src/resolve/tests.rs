@@ -341,6 +341,8 @@ fn impossible_combinations_are_refused_with_the_relation() {
             "--chunked-prefill-size 100 must be a multiple of --page-size 16",
         ),
         ("--page-size 64 --max-total-tokens 32", "--max-total-tokens 32 must be at least --page-size 64"),
+        ("--quantization gguf", "--quantization gguf needs a .gguf file as --model-path"),
+        ("--quantization fp8", "--quantization fp8 is not supported: give a quantised GGUF file"),
         ("--page-size 0", "--page-size must be at least 1"),
         ("--mem-fraction-static 1.5", "--mem-fraction-static 1.5 must be between 0 and 1"),
         ("--num-threads 0", "--num-threads must be at least 1"),
@@ -462,6 +464,13 @@ fn a_gguf_file_tells_the_same_facts_alone_or_as_the_only_one_of_a_folder() {
     assert_eq!(alone.architectures, ["Qwen2ForCausalLM"]);
     assert_eq!((alone.vocab_size, alone.context_length), (5, 1024));
     assert_eq!(alone.eos_token_ids, [1, 2, 3]);
+
+    let quantised = resolve_in(dir.path(), "--skip-tokenizer-init --quantization gguf").unwrap().config;
+    assert_eq!(quantised.server_args["quantization"], "gguf");
+    let decoded = resolve_in(dir.path(), "--skip-tokenizer-init --quantization none").unwrap().config;
+    for config in [config(""), decoded] {
+        assert_eq!(config.server_args["quantization"], serde_json::Value::Null);
+    }
 
     std::fs::copy(dir.path().join("model.gguf"), dir.path().join("second.gguf")).unwrap();
     let said = format!("{:#}", resolve_in(dir.path(), "--skip-tokenizer-init").unwrap_err());

@@ -1,7 +1,7 @@
 //! Owns the reading of a GGUF file: its metadata as a model shape, its tensors under Hugging Face names.
 
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use candle_core::quantized::gguf_file::{Content, Value};
@@ -10,6 +10,7 @@ use tch::{Kind, Tensor};
 use super::EngineError;
 use super::hf_config::{GemmaConfig, HfConfig};
 use super::layers::rope::RopeScaling;
+use super::matrix::{Blocks, Format};
 use super::shim::Activation;
 use super::weights::WeightSource;
 
@@ -104,6 +105,11 @@ impl GgufFile {
         &self.config
     }
 
+    fn stored_name(&self, name: &str) -> Result<String, EngineError> {
+        let stored = self.family.gguf_name(name);
+        stored.ok_or_else(|| EngineError::Load { what: name.to_owned(), reason: "has no GGUF name".into() })
+    }
+
     /// Heads of a projection whose rows the converter interleaved.
     fn interleaved_heads(&self, name: &str) -> Option<usize> {
         let projection = name.rsplit('.').nth(1)?;
@@ -140,7 +146,7 @@ impl WeightSource for GgufFile {
 
     fn read(&mut self, name: &str) -> Result<Tensor, EngineError> {
         let failed = |reason: String| EngineError::Load { what: name.to_owned(), reason };
-        let stored = self.family.gguf_name(name).ok_or_else(|| failed("has no GGUF name".into()))?;
+        let stored = self.stored_name(name)?;
         let (shape, values) = dequantise(&self.content, &mut self.file, &stored).map_err(failed)?;
         let shape: Vec<i64> = shape.into_iter().map(|size| size as i64).collect();
         let tensor =
@@ -153,6 +159,29 @@ impl WeightSource for GgufFile {
             None => tensor,
             Some(heads) => separate_halves(&tensor, heads as i64),
         })
+    }
+
+    fn read_blocks(&mut self, name: &str) -> Result<Option<Blocks>, EngineError> {
+        let stored = self.stored_name(name)?;
+        let Some(info) = self.content.tensor_infos.get(&stored) else { return Ok(None) };
+        let (Some(format), &[rows, columns]) = (Format::blocks(info.ggml_dtype), info.shape.dims()) else {
+            return Ok(None);
+        };
+        let (weights, bytes) = (info.ggml_dtype.block_size(), info.ggml_dtype.type_size());
+        if columns % weights != 0 {
+            return Ok(None);
+        }
+        let row = columns / weights * bytes;
+        let at = SeekFrom::Start(self.content.tensor_data_offset + info.offset);
+        let mut bytes = vec![0; rows * row];
+        self.file
+            .seek(at)
+            .and_then(|_| self.file.read_exact(&mut bytes))
+            .map_err(|error| EngineError::Load { what: name.to_owned(), reason: error.to_string() })?;
+        if let Some(heads) = self.interleaved_heads(name) {
+            bytes = separate_rows(&bytes, row, rows / heads);
+        }
+        Ok(Some(Blocks { format, rows, columns, bytes }))
     }
 }
 
@@ -173,6 +202,17 @@ fn dequantise(
 fn separate_halves(weight: &Tensor, heads: i64) -> Tensor {
     let shape = weight.size();
     weight.reshape([heads, shape[0] / heads / 2, 2, -1]).transpose(1, 2).reshape(&shape)
+}
+
+/// The same for rows of `row` bytes, in heads of `head` rows.
+fn separate_rows(bytes: &[u8], row: usize, head: usize) -> Vec<u8> {
+    let mut separated = Vec::with_capacity(bytes.len());
+    for head in bytes.chunks(row * head) {
+        for half in [0, 1] {
+            head.chunks(row).skip(half).step_by(2).for_each(|row| separated.extend_from_slice(row));
+        }
+    }
+    separated
 }
 
 impl Family {

@@ -6,6 +6,7 @@ pub mod gguf;
 pub mod hf_config;
 pub mod kv;
 pub mod layers;
+pub mod matrix;
 pub mod model;
 pub mod models;
 pub mod rng;
@@ -16,6 +17,8 @@ pub mod spec;
 pub mod target;
 pub mod train;
 pub mod weights;
+
+use std::collections::BTreeMap;
 
 pub use self::build::build;
 use crate::batch::{Batch, EngineSlot, StepOutput};
@@ -28,8 +31,11 @@ pub struct EngineLimits {
     /// Longest sequence, prompt and answer together.
     pub context_len: usize,
     pub vocab_size: usize,
-    /// Bytes, for `/server_info` and the start-up table.
+    /// Bytes, for `/server_info` and the start-up table; those of the weights also by the type they are kept in.
     pub weight_bytes: u64,
+    pub weight_types: BTreeMap<&'static str, u64>,
+    /// Of the weights, those a step does not read as a whole: the embedding table, where it is not the head's.
+    pub gathered_bytes: u64,
     pub kv_bytes: u64,
 }
 

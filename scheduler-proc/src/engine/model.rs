@@ -18,7 +18,7 @@ use super::models;
 use super::models::decoder::{self, Decoder, DecoderInput, DecoderOutput, DecoderSpec};
 use super::shim::{self, InferenceMode};
 use super::target::{ForwardRow, LogitRows, Logits, Target};
-use super::weights::{DummyWeights, Loader, SafetensorFiles, WeightSource};
+use super::weights::{DummyWeights, Loader, SafetensorFiles, WeightSource, kind_name};
 use super::{EngineError, EngineLimits};
 use crate::batch::KvSlot;
 
@@ -97,8 +97,14 @@ impl TargetModel {
         let context_len = config.model.context_length as usize;
         let (spec, source) = open(&config.model.weights)?;
         let parameters = spec.parameters();
-        let mut loader = Loader::new(source, &parameters, placement, progress)?;
+        let loader = Loader::new(source, &parameters, placement, progress)?;
+        let mut loader = loader.quantized(config.model.quantization);
         let decoder = Decoder::load(&spec, context_len, &mut loader)?;
+        let mut weight_types = loader.types().clone();
+        if spec.shape.tied {
+            // A plain table is there twice, to gather and to multiply.
+            *weight_types.entry(kind_name(kind)).or_default() += decoder.gathered_bytes();
+        }
         let slot_bytes = spec.kv_shape().slot_bytes(kind);
         let slots = pool_slots(&config.schedule, context_len, slot_bytes, neighbour, device)?;
         let kv = KvPool::new(spec.kv_shape(), slots, kind, device)?;
@@ -106,7 +112,9 @@ impl TargetModel {
             kv_slots: slots,
             context_len,
             vocab_size: spec.shape.vocab_size,
-            weight_bytes: weight_bytes(&spec, kind),
+            weight_bytes: weight_types.values().sum(),
+            weight_types,
+            gathered_bytes: decoder.gathered_bytes(),
             kv_bytes: slot_bytes * slots as u64,
         };
         tracing::info!(
@@ -114,6 +122,7 @@ impl TargetModel {
             ?kind,
             ?device,
             kernels = shim::kernels_name(),
+            weights = ?limits.weight_types,
             kv_slots = slots,
             "model loaded"
         );
@@ -146,24 +155,35 @@ impl TargetModel {
         self.decoder.head()
     }
 
-    /// The head's matrix by token, `[vocab, hidden]`. The one in use is packed, so an untied one is read again.
-    pub fn head_table(&self) -> Result<Tensor, EngineError> {
+    /// Whether the head's matrix, `[vocab, hidden]`, has those values.
+    pub fn head_holds(&self, values: &Tensor) -> Result<bool, EngineError> {
+        match self.untied_head()? {
+            None => self.embedding().holds(values),
+            Some(head) => Ok(head.equal(values)),
+        }
+    }
+
+    /// Some rows of the head's matrix, by token.
+    pub fn head_rows(&self, ids: &[i64]) -> Result<Tensor, EngineError> {
+        match self.untied_head()? {
+            None => self.embedding().rows(ids),
+            Some(head) => Ok(head.index_select(0, &Tensor::from_slice(ids).to_device(head.device()))),
+        }
+    }
+
+    /// The one in use is packed, so it is read again.
+    fn untied_head(&self) -> Result<Option<Tensor>, EngineError> {
         let (spec, mut source) = open(&self.weights)?;
         let (kind, device) = self.placement;
         match spec.shape.tied {
-            true => Ok(self.embedding().weight().shallow_clone()),
-            false => Ok(source.read(decoder::HEAD)?.to_kind(kind).to_device(device)),
+            true => Ok(None),
+            false => Ok(Some(source.read(decoder::HEAD)?.to_kind(kind).to_device(device))),
         }
     }
 
     /// Logits of the wanted tokens.
     pub fn forward(&mut self, rows: &[ForwardRow<'_>]) -> Result<Logits, EngineError> {
         Ok(self.run(rows)?.0)
-    }
-
-    /// Bytes of the embedding table: of all weights the only ones a step does not read as a whole.
-    pub fn gathered_bytes(&self) -> u64 {
-        self.decoder.embedding_bytes()
     }
 
     /// Runs the rows, stores their keys and values, and returns the hidden states of all tokens in order, with
@@ -376,15 +396,6 @@ fn available_host_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib << 10)
-}
-
-/// Bytes of the parameters as they lie in memory; a tied table is there twice, to gather and to multiply.
-fn weight_bytes(spec: &DecoderSpec, kind: Kind) -> u64 {
-    let shape = &spec.shape;
-    let stored: usize =
-        spec.parameters().iter().map(|parameter| parameter.shape.iter().product::<usize>()).sum();
-    let again = if shape.tied { shape.vocab_size * shape.hidden_size } else { 0 };
-    ((stored + again) * kind.elt_size_in_bytes()) as u64
 }
 
 #[cfg(test)]

@@ -57,6 +57,8 @@ impl ScriptedEngine {
             context_len: script.context_len,
             vocab_size: script.vocab_size,
             weight_bytes: 0,
+            weight_types: std::collections::BTreeMap::new(),
+            gathered_bytes: 0,
             kv_bytes: script.kv_slots as u64,
         };
         Self { kv: vec![None; script.kv_slots], script, limits, steps: 0, rows: 0, seated: Vec::new() }

@@ -4,13 +4,15 @@
 use std::ffi::{CStr, c_char, c_float, c_int, c_void};
 use std::fs::File;
 use std::marker::PhantomData;
+use std::rc::Rc;
 
 use memmap2::Mmap;
-use tch::Tensor;
+use tch::{Device, Tensor};
 use torch_sys::C_tensor;
 
 use super::EngineError;
 use super::attention::plan::{AttentionPlan, Rest, Tile};
+use super::matrix::{Blocks, Format, Matrix};
 
 type Raw = *const C_tensor;
 
@@ -20,6 +22,13 @@ struct RawPlan {
     tile_count: i64,
     rests: *const Rest,
     slots: *const u32,
+}
+
+#[repr(C)]
+struct RawPart {
+    packed: Raw,
+    outputs: i64,
+    format: c_int,
 }
 
 #[repr(C)]
@@ -39,8 +48,10 @@ unsafe extern "C" {
     safe fn dh_set_flush_denormal(on: c_int) -> c_int;
     fn dh_load_cuda(library: *const c_char) -> c_int;
     safe fn dh_free_device_memory() -> i64;
-    fn dh_linear_pack(weight: Raw) -> *mut C_tensor;
-    fn dh_linear(x: Raw, packed: Raw, bias: Raw, out: i64, wide: c_int) -> *mut C_tensor;
+    fn dh_linear_pack(weight: *const c_void, format: c_int, rows: i64, columns: i64) -> *mut C_tensor;
+    fn dh_linear(x: Raw, parts: *const RawPart, count: i64, bias: Raw, wide: c_int) -> *mut C_tensor;
+    fn dh_linear_rows(part: *const RawPart, columns: i64, ids: *const i64, count: i64) -> *mut C_tensor;
+    safe fn dh_file_bytes(format: c_int, columns: i64) -> i64;
     fn dh_rms_norm(x: Raw, delta: Raw, weight: Raw, eps: c_float) -> *mut C_tensor;
     fn dh_gate_mul(gate_up: Raw, activation: c_int) -> *mut C_tensor;
     fn dh_attend(q: Raw, k: Raw, v: Raw, plan: *const RawPlan, window: i64, scale: c_float) -> *mut C_tensor;
@@ -102,23 +113,96 @@ pub fn free_device_memory() -> Option<u64> {
     u64::try_from(dh_free_device_memory()).ok()
 }
 
-/// Lays a weight `[out, in]` out the way the kernels want it.
-pub fn linear_pack(weight: &Tensor) -> Result<Tensor, EngineError> {
-    // SAFETY: a live tensor; the shim catches exceptions.
-    take("packing a weight", unsafe { dh_linear_pack(weight.as_ptr()) })
+/// A weight `[rows, columns]` laid out the way the kernels want it.
+#[derive(Debug)]
+pub struct Packed {
+    data: Tensor,
+    format: Format,
+    rows: usize,
+    columns: usize,
 }
 
-/// `x` `[rows, in]` times the packed weight of `outputs` rows; in float32 if `wide`.
+impl Packed {
+    pub fn new(matrix: &Matrix) -> Result<Self, EngineError> {
+        match matrix {
+            Matrix::Plain(weight) => {
+                let weight = weight.contiguous();
+                let format = Format::plain(weight.kind()).filter(|_| weight.device() == Device::Cpu);
+                require("packing a weight", format.is_some() && weight.dim() == 2)?;
+                let [rows, columns] = [0, 1].map(|dim| weight.size()[dim] as usize);
+                // SAFETY: a contiguous matrix of that type.
+                unsafe { Self::pack(weight.data_ptr(), format.unwrap_or(Format::F32), rows, columns) }
+            }
+            Matrix::Blocks(Blocks { format, rows, columns, bytes }) => {
+                let row = dh_file_bytes(*format as c_int, *columns as i64) as usize;
+                require("packing blocks", row > 0 && bytes.len() == rows * row)?;
+                // SAFETY: as many rows as there are bytes for.
+                unsafe { Self::pack(bytes.as_ptr().cast(), *format, *rows, *columns) }
+            }
+        }
+    }
+
+    /// `weight` must point to that many rows, as a file has them.
+    unsafe fn pack(
+        weight: *const c_void,
+        format: Format,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Self, EngineError> {
+        // SAFETY: the caller's.
+        let data = unsafe { dh_linear_pack(weight, format as c_int, rows as i64, columns as i64) };
+        Ok(Self { data: take("packing a weight", data)?, format, rows, columns })
+    }
+
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.data.numel() as u64
+    }
+
+    /// Some rows of a weight in blocks, `[ids, columns]` in bfloat16.
+    pub fn gather(&self, ids: &[i64]) -> Result<Tensor, EngineError> {
+        let plain = matches!(self.format, Format::F32 | Format::BF16);
+        let fits = ids.iter().all(|&id| usize::try_from(id).is_ok_and(|id| id < self.rows));
+        require("gathering rows", fits && !plain)?;
+        // SAFETY: blocks, of which all those rows are there.
+        take("gathering rows", unsafe {
+            dh_linear_rows(&self.raw(), self.columns as i64, ids.as_ptr(), ids.len() as i64)
+        })
+    }
+
+    fn raw(&self) -> RawPart {
+        RawPart { packed: self.data.as_ptr(), outputs: self.rows as i64, format: self.format as c_int }
+    }
+}
+
+/// `x` `[rows, in]` times packed weights, their outputs side by side; in float32 if `wide`.
 pub fn linear(
     x: &Tensor,
-    packed: &Tensor,
+    parts: &[Rc<Packed>],
     bias: Option<&Tensor>,
-    outputs: i64,
     wide: bool,
 ) -> Result<Tensor, EngineError> {
-    require("linear", x.dim() == 2 && bias.is_none_or(|bias| bias.size() == [outputs]))?;
-    // SAFETY: live tensors; the packed size, types and layout are checked in the shim.
-    take("linear", unsafe { dh_linear(x.as_ptr(), packed.as_ptr(), raw(bias), outputs, wide.into()) })
+    let raw_parts: Vec<RawPart> = parts.iter().map(|part| part.raw()).collect();
+    let outputs: usize = parts.iter().map(|part| part.rows).sum();
+    let fits = x.dim() == 2
+        && parts.iter().all(|part| part.columns == last_size(x))
+        && bias.is_none_or(|bias| bias.size() == [outputs as i64]);
+    require("linear", fits)?;
+    // SAFETY: live tensors; packed sizes, types and layout are checked in the shim.
+    take("linear", unsafe {
+        dh_linear(x.as_ptr(), raw_parts.as_ptr(), raw_parts.len() as i64, raw(bias), wide.into())
+    })
 }
 
 /// With `delta`, adds it to `x` in place first.

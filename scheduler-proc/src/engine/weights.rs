@@ -6,12 +6,14 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
+use proto::Quantization;
 use rustc_hash::FxHashMap;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 use tch::{Device, Kind, Tensor};
 
+use super::matrix::{Blocks, Matrix};
 use super::{EngineError, shim};
 
 /// A parameter a model needs.
@@ -38,6 +40,11 @@ pub trait WeightSource {
     /// Reads one that is there, in the type it is stored in or in float32.
     fn read(&mut self, name: &str) -> Result<Tensor, EngineError>;
 
+    /// Reads one that is there as blocks, if it is stored in blocks that kernels decode.
+    fn read_blocks(&mut self, _name: &str) -> Result<Option<Blocks>, EngineError> {
+        Ok(None)
+    }
+
     /// Reads a table of integers that is there.
     fn read_integers(&mut self, name: &str) -> Result<Vec<i64>, EngineError> {
         Err(EngineError::Load {
@@ -55,6 +62,8 @@ pub struct Loader<'a> {
     done: u64,
     total: u64,
     progress: &'a mut dyn FnMut(u64, u64),
+    types: BTreeMap<&'static str, u64>,
+    keeps_blocks: bool,
 }
 
 impl<'a> Loader<'a> {
@@ -68,7 +77,15 @@ impl<'a> Loader<'a> {
         check(source.as_ref(), parameters)?;
         let total = parameters.iter().map(|parameter| source.bytes(&parameter.name)).sum();
         progress(0, total);
-        Ok(Self { source, kind, device, done: 0, total, progress })
+        let types = BTreeMap::new();
+        Ok(Self { source, kind, device, done: 0, total, progress, types, keeps_blocks: true })
+    }
+
+    /// Decides about blocks that could stay as they are.
+    #[must_use]
+    pub fn quantized(mut self, quantization: Quantization) -> Self {
+        self.keeps_blocks = quantization == Quantization::Gguf;
+        self
     }
 
     pub fn device(&self) -> Device {
@@ -85,9 +102,42 @@ impl<'a> Loader<'a> {
 
     pub fn load(&mut self, name: &str) -> Result<Tensor, EngineError> {
         let tensor = self.source.read(name)?.to_kind(self.kind).to_device(self.device);
+        let bytes = tensor.numel() * self.kind.elt_size_in_bytes();
+        self.loaded(name, kind_name(self.kind), bytes as u64);
+        Ok(tensor)
+    }
+
+    /// A matrix to multiply with. What a file has in blocks stays as it is where kernels decode blocks, to bfloat16.
+    pub fn load_matrix(&mut self, name: &str) -> Result<Matrix, EngineError> {
+        if self.keeps_blocks
+            && (self.kind, self.device) == (Kind::BFloat16, Device::Cpu)
+            && let Some(blocks) = self.source.read_blocks(name)?
+        {
+            self.loaded(name, blocks.format.name(), blocks.bytes.len() as u64);
+            return Ok(Matrix::Blocks(blocks));
+        }
+        self.load(name).map(Matrix::Plain)
+    }
+
+    fn loaded(&mut self, name: &str, kind: &'static str, bytes: u64) {
+        *self.types.entry(kind).or_default() += bytes;
         self.done += self.source.bytes(name);
         (self.progress)(self.done, self.total);
-        Ok(tensor)
+    }
+
+    /// Bytes loaded so far, by the type they are kept in.
+    pub fn types(&self) -> &BTreeMap<&'static str, u64> {
+        &self.types
+    }
+}
+
+/// What a type is called in messages.
+pub fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Float => "float32",
+        Kind::BFloat16 => "bfloat16",
+        Kind::Half => "float16",
+        _ => "other",
     }
 }
 

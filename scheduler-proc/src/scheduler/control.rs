@@ -270,6 +270,8 @@ impl<E: Engine, P: Peers> Scheduler<E, P> {
             speculative_adaptive_state: self.depth.as_ref().map(AdaptiveDepth::report),
             memory_usage: json!({
                 "weight": limits.weight_bytes,
+                "weight_types": limits.weight_types,
+                "weight_gathered": limits.gathered_bytes,
                 "kvcache": limits.kv_bytes,
                 "token_capacity": usage.total,
                 "used": usage.used,

@@ -111,6 +111,7 @@ fn config(run_dir: &Path, port: u16) -> ServeConfig {
             bos_token_id: Some(1),
             dtype: Dtype::Float32,
             device: DeviceKind::Cpu,
+            quantization: proto::Quantization::default(),
             generation_defaults: json!({"temperature": 0.25, "top_k": 7}).as_object().unwrap().clone(),
         },
         schedule: ScheduleConfig {

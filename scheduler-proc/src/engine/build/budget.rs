@@ -68,6 +68,8 @@ impl fmt::Display for Budget {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     #[test]
@@ -77,6 +79,8 @@ mod tests {
             context_len: 512,
             vocab_size: 8,
             weight_bytes: 3 << 20,
+            weight_types: BTreeMap::new(),
+            gathered_bytes: 0,
             kv_bytes: 4 << 20,
         };
         let neighbour = Neighbour { slot_bytes: 1 << 10, weight_bytes: 2 << 20, buffer_bytes: 1 << 19 };

@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use super::linear::Linear;
 use crate::engine::EngineError;
+use crate::engine::matrix::Matrix;
 use crate::engine::shim::{self, Activation};
 
 #[derive(Debug)]
@@ -15,7 +16,7 @@ pub struct GatedMlp {
 
 impl GatedMlp {
     /// `parts` are gate, up and down.
-    pub fn new(parts: &[(Tensor, Option<Tensor>)], activation: Activation) -> Result<Self, EngineError> {
+    pub fn new(parts: &[(Matrix, Option<Tensor>)], activation: Activation) -> Result<Self, EngineError> {
         Ok(Self { gate_up: Linear::fused(&parts[..2])?, down: Linear::fused(&parts[2..])?, activation })
     }
 

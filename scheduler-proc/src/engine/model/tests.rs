@@ -47,6 +47,7 @@ pub(in crate::engine) fn config(weights: Weights, dtype: Dtype) -> ServeConfig {
             bos_token_id: None,
             dtype,
             device: DeviceKind::Cpu,
+            quantization: proto::Quantization::default(),
             generation_defaults: serde_json::Map::new(),
         },
         schedule: ScheduleConfig {

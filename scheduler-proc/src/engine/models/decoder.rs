@@ -15,6 +15,7 @@ use crate::engine::layers::linear::Linear;
 use crate::engine::layers::mlp::GatedMlp;
 use crate::engine::layers::norm::{NormFormat, RmsNorm};
 use crate::engine::layers::rope::{HeadNorms, HeadRotation, RopeScaling, RopeTables};
+use crate::engine::matrix::Matrix;
 use crate::engine::weights::{Loader, Parameter};
 use crate::engine::{EngineError, shim};
 
@@ -238,6 +239,7 @@ pub struct Decoder {
     final_norm: RmsNorm,
     head: Rc<Linear>,
     logit_softcap: Option<f32>,
+    gathered_bytes: u64,
 }
 
 impl Decoder {
@@ -249,7 +251,11 @@ impl Decoder {
             |theta, scaling| Rc::new(RopeTables::new(theta, scaling, shape.head_dim, positions, device));
         let tables = table(shape.rope_theta, &shape.rope_scaling);
         let local = spec.style.local_rope_theta.map(|theta| table(theta, &RopeScaling::Default));
-        let embedding = loader.load(EMBEDDING)?;
+        let embedding = Embedding::of(loader.load_matrix(EMBEDDING)?)?;
+        let embedding = Rc::new(match spec.style.embedding_scale {
+            None => embedding,
+            Some(scale) => embedding.scaled(scale, loader.kind()),
+        });
         let layers = (0..shape.layers)
             .map(|index| {
                 let windowed = spec.windows[index].and(local.as_ref());
@@ -257,14 +263,12 @@ impl Decoder {
             })
             .collect::<Result<_, EngineError>>()?;
         let final_norm = spec.norm_format().load(FINAL_NORM, loader)?;
-        let head = if shape.tied { embedding.shallow_clone() } else { loader.load(HEAD)? };
-        let head = Rc::new(Linear::new(&head, None)?);
-        let embedding = match spec.style.embedding_scale {
-            None => Embedding::new(embedding),
-            Some(scale) => Embedding::scaled(embedding, scale),
+        let (head, gathered_bytes) = match shape.tied {
+            true => (embedding.head()?, embedding.bytes_beside_head()),
+            false => (Linear::fused(&[(loader.load_matrix(HEAD)?, None)])?, embedding.bytes()),
         };
         let logit_softcap = spec.style.logit_softcap;
-        Ok(Self { embedding: Rc::new(embedding), layers, final_norm, head, logit_softcap })
+        Ok(Self { embedding, layers, final_norm, head: Rc::new(head), logit_softcap, gathered_bytes })
     }
 
     /// For a draft head that has none of its own.
@@ -279,7 +283,7 @@ impl Decoder {
 
     /// Runs the rows through all layers, keeping the hidden states of the layers in `capture` (ascending).
     pub fn forward(&self, input: &DecoderInput<'_>, capture: &[usize]) -> Result<DecoderOutput, EngineError> {
-        let residual = self.embedding.forward(&input.tokens);
+        let residual = self.embedding.forward(&input.tokens)?;
         let mut captured = Vec::with_capacity(capture.len());
         let mut keep = |layer: usize, residual: &Tensor| {
             if capture.contains(&layer) {
@@ -306,8 +310,9 @@ impl Decoder {
         Ok(DecoderOutput { hidden, captured })
     }
 
-    pub fn embedding_bytes(&self) -> u64 {
-        self.embedding.bytes()
+    /// Bytes of weights that are gathered only, never multiplied.
+    pub fn gathered_bytes(&self) -> u64 {
+        self.gathered_bytes
     }
 
     /// Logits of hidden states that went through the final norm, on the host.
@@ -402,9 +407,9 @@ fn load_parts(
     layer: usize,
     projections: impl IntoIterator<Item = Projection>,
     loader: &mut Loader<'_>,
-) -> Result<Vec<(Tensor, Option<Tensor>)>, EngineError> {
+) -> Result<Vec<(Matrix, Option<Tensor>)>, EngineError> {
     let mut part = |Projection { name, bias, .. }| {
-        let weight = loader.load(&layer_name(layer, &format!("{name}.weight")))?;
+        let weight = loader.load_matrix(&layer_name(layer, &format!("{name}.weight")))?;
         let bias = bias.then(|| loader.load(&layer_name(layer, &format!("{name}.bias")))).transpose()?;
         Ok((weight, bias))
     };

@@ -79,7 +79,7 @@ impl DflashHead {
     /// What each token of the blocks becomes, behind a context that is stored.
     pub fn denoise(&self, blocks: &[ForwardRow<'_>]) -> Result<Tensor, EngineError> {
         let _inference = InferenceMode::enter();
-        let mut residual = self.embedding.forward(blocks.iter().flat_map(|row| row.tokens));
+        let mut residual = self.embedding.forward(blocks.iter().flat_map(|row| row.tokens))?;
         let mut plans: Vec<(Sight, AttentionPlan)> = Vec::new();
         for DflashLayer { sight, .. } in &self.layers {
             if plans.iter().all(|(planned, _)| planned != sight) {

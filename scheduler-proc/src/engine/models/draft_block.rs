@@ -13,6 +13,7 @@ use crate::engine::layers::linear::Linear;
 use crate::engine::layers::mlp::GatedMlp;
 use crate::engine::layers::norm::{NormFormat, RmsNorm};
 use crate::engine::layers::rope::{HeadNorms, HeadRotation, RopeTables};
+use crate::engine::matrix::Matrix;
 use crate::engine::model::attention_for;
 use crate::engine::weights::{Loader, Parameter, WeightSource};
 
@@ -186,11 +187,11 @@ impl DraftBlock {
         slots: usize,
         tables: &Rc<RopeTables>,
         loader: &mut Loader<'_>,
-        inputs: impl Fn(&[(Tensor, Option<Tensor>)]) -> Result<Inputs, EngineError>,
+        inputs: impl Fn(&[(Matrix, Option<Tensor>)]) -> Result<Inputs, EngineError>,
     ) -> Result<Self, EngineError> {
         let mut parts = Vec::new();
         for (name, _) in spec.projections() {
-            let weight = loader.load(&spec.name(&format!("{name}.weight")))?;
+            let weight = loader.load_matrix(&spec.name(&format!("{name}.weight")))?;
             let biased = spec.is_biased(name);
             let bias = biased.then(|| loader.load(&spec.name(&format!("{name}.bias")))).transpose()?;
             parts.push((weight, bias));

@@ -34,7 +34,7 @@ impl DraftOutput {
     ) -> Result<Self, EngineError> {
         let size = target.vocab_size();
         let own = match table {
-            Some(table) if !table.equal(&target.head_table()?) => Some(table),
+            Some(table) if !target.head_holds(&table)? => Some(table),
             _ => None,
         };
         let Some(hot) = hot else {
@@ -44,12 +44,11 @@ impl DraftOutput {
             };
             return Ok(Self::new(head, size, None));
         };
-        let table = match own {
-            Some(table) => table,
-            None => target.head_table()?,
+        let ids: Vec<i64> = hot.iter().map(|&id| i64::from(id)).collect();
+        let rows = match own {
+            Some(table) => table.index_select(0, &Tensor::from_slice(&ids).to_device(table.device())),
+            None => target.head_rows(&ids)?,
         };
-        let rows: Vec<i64> = hot.iter().map(|&id| i64::from(id)).collect();
-        let rows = table.index_select(0, &Tensor::from_slice(&rows).to_device(table.device()));
         Ok(Self::new(Rc::new(Linear::new(&rows, None)?), hot.len(), Some(hot.to_vec())))
     }
 

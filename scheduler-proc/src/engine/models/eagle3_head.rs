@@ -94,7 +94,7 @@ impl Eagle3Head {
         let embedding = load_embedding(spec.own_embedding.then_some(EMBEDDING), target, &mut loader)?;
         let head = match spec.head {
             HeadFrom::File => Rc::new(Linear::new(&loader.load(HEAD)?, None)?),
-            HeadFrom::Embedding => Rc::new(Linear::new(embedding.weight(), None)?),
+            HeadFrom::Embedding => Rc::new(embedding.head()?),
             HeadFrom::Target => target.head(),
         };
         let join = spec.join.as_ref().map(|join| Join::load(join, eps, &mut loader)).transpose()?;
@@ -173,7 +173,7 @@ impl DraftModel for Eagle3Head {
             (Inherited::Target(states) | Inherited::Own(states), _) => states.copy(),
         };
         let plan = AttentionPlan::new(rows);
-        let embedded = self.embedding.forward(rows.iter().flat_map(|row| row.tokens));
+        let embedded = self.embedding.forward(rows.iter().flat_map(|row| row.tokens))?;
         let normed = self.hidden_norm.forward(&hidden)?;
         let x = Tensor::cat(&[&self.embedding_norm.forward(&embedded)?, &normed], 1);
         let mut residual = if self.norm_before_residual { normed } else { hidden };

@@ -185,7 +185,7 @@ pub(super) fn load_embedding(
     let shared = target.embedding();
     let Some(name) = own else { return Ok(shared) };
     let table = loader.load(name)?;
-    Ok(if table.equal(shared.weight()) { shared } else { Rc::new(Embedding::new(table)) })
+    Ok(if shared.holds(&table)? { shared } else { Rc::new(Embedding::new(table)) })
 }
 
 impl DraftModel for EagleHead {
@@ -205,7 +205,7 @@ impl DraftModel for EagleHead {
         let _inference = InferenceMode::enter();
         let (Inherited::Target(hidden) | Inherited::Own(hidden)) = inherited.ok_or_else(no_hidden)?;
         let plan = AttentionPlan::new(rows);
-        let embedded = self.embedding.forward(rows.iter().flat_map(|row| row.tokens));
+        let embedded = self.embedding.forward(rows.iter().flat_map(|row| row.tokens))?;
         let x = self.join.forward(&Tensor::cat(&[&embedded, hidden], 1))?;
         let mut residual = x.copy();
         self.block.forward(&x, &mut residual, &plan)?;

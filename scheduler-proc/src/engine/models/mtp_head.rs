@@ -316,7 +316,7 @@ impl MtpHead {
         hidden: &Tensor,
     ) -> Result<Tensor, EngineError> {
         let layout = self.place.layout;
-        let mut embedded = self.embedding.forward(rows.iter().flat_map(|row| row.tokens));
+        let mut embedded = self.embedding.forward(rows.iter().flat_map(|row| row.tokens))?;
         if layout.blind_start && plan.positions().contains(&0) {
             let seen: Vec<f32> = plan.positions().iter().map(|&at| f32::from(u8::from(at > 0))).collect();
             let seen = Tensor::from_slice(&seen).to_device(embedded.device()).to_kind(embedded.kind());

@@ -59,6 +59,7 @@ impl TargetFiles {
                     DtypeArg::Bfloat16 => Dtype::Bfloat16,
                 },
                 device: DeviceKind::Cpu,
+                quantization: proto::Quantization::default(),
                 generation_defaults: serde_json::Map::new(),
             },
             schedule: schedule(args, u64::from(context_length)),

@@ -1,5 +1,7 @@
 //! The default model, read from its GGUF file, against reference outputs.
 
+use proto::Quantization;
+
 use super::*;
 
 #[derive(Deserialize)]
@@ -54,6 +56,23 @@ fn greedy_outputs_in_float32_are_the_reference_ones() {
         let tokens = greedy(&mut model, &prompt.prompt_ids, prompt.output_ids.len(), &slots);
         assert_eq!(tokens, prompt.output_ids);
     }
+}
+
+#[test]
+fn blocks_serve_the_bits_of_what_they_stand_for() {
+    let mut logits = [Quantization::None, Quantization::Gguf].map(|quantization| {
+        let mut config = config(Weights::Gguf(default_model()), Dtype::Bfloat16);
+        config.model.context_length = 1024;
+        config.model.quantization = quantization;
+        let mut model = TargetModel::load(&config, &mut |_, _| {}).unwrap();
+        let size = std::fs::metadata(default_model()).unwrap().len();
+        let fits = model.limits().weight_bytes < size;
+        assert_eq!(fits, quantization == Quantization::Gguf, "{:?}", model.limits().weight_types);
+        let sequence: Vec<TokenId> = (0..50).map(|index| (index * 613 + 40) % 49152).collect();
+        run_chunks(&mut model, &sequence, &scattered_slots(50, 0), 7)
+    });
+    let [plain, blocks] = &mut logits;
+    assert!(plain == blocks);
 }
 
 #[test]

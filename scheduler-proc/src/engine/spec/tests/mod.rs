@@ -206,7 +206,15 @@ pub(super) fn engine(drafter: Option<Box<dyn Drafter>>) -> (SpecEngine<TableTarg
 fn engine_over(table: Table, drafter: Option<Box<dyn Drafter>>) -> (SpecEngine<TableTarget>, Pool) {
     let pool = Pool::new(RefCell::new(vec![None; POOL]));
     let vocab_size = table(&[0]).len();
-    let limits = EngineLimits { kv_slots: POOL, context_len: 256, vocab_size, weight_bytes: 0, kv_bytes: 0 };
+    let limits = EngineLimits {
+        kv_slots: POOL,
+        context_len: 256,
+        vocab_size,
+        weight_bytes: 0,
+        weight_types: std::collections::BTreeMap::new(),
+        gathered_bytes: 0,
+        kv_bytes: 0,
+    };
     (SpecEngine::new(TableTarget { pool: pool.clone(), table }, limits, drafter), pool)
 }
 
