@@ -145,6 +145,17 @@ fn the_default_models_file_gives_its_published_tokenizer() {
     check_encodings(&tokenizer, &checks.collect());
 }
 
+/// A vocabulary of SentencePiece's kind in full size: user-defined runs of spaces, no space before a text.
+#[test]
+fn gemmas_file_encodes_like_the_published_tokenizer() {
+    let gguf = root().join("models/gemma-3-270m/gemma-3-270m-q4_k_m.gguf");
+    if !gguf.exists() {
+        eprintln!("skipped: Gemma is not here (scripts/gemma.sh models/gemma-3-270m)");
+        return;
+    }
+    check_encodings(&rebuild_file(&gguf).unwrap().0, &golden("gemma3-270m.json")["encodings"]);
+}
+
 /// The golden SentencePiece vocabulary with the scores that its merges stand for.
 fn sentence_piece(json: &Value) -> Vec<(&'static str, Entry)> {
     let merges = json["model"]["merges"].as_array().unwrap();

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use super::*;
 use crate::engine::attention::torch::TorchAttention;
 
+mod gemma3_270m;
 mod golden;
 mod invariance;
 mod refusals;
