@@ -39,6 +39,11 @@ impl ServerOptions {
         Self { model: repository().join("models/SmolLM2-135M-Instruct"), flags, api_key: None }
     }
 
+    /// The same with its weights decoded to bfloat16 at load.
+    pub fn plain_bfloat16() -> Self {
+        Self::plain().with(&["--quantization", "none"])
+    }
+
     /// The default model with n-gram speculation.
     pub fn ngram() -> Self {
         Self::plain().with(&["--speculative-algorithm", "NGRAM"])
