@@ -179,7 +179,7 @@ pub struct SpecArgs {
     /// Longest n-gram remembered [default: 18]
     #[arg(long, value_name = "TOKENS")]
     pub speculative_ngram_max_trie_depth: Option<u32>,
-    /// With EAGLE+NGRAM and the like: tokens before a draft that must have been seen before for n-grams to draft it [default: 4]
+    /// With EAGLE+NGRAM and the like: tokens before a draft that must have been seen before for n-grams to draft it [default: 2]
     #[arg(long, value_name = "TOKENS")]
     pub speculative_ngram_min_match: Option<u32>,
     /// Nodes of the n-gram trie [default: 10000000]

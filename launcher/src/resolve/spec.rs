@@ -17,8 +17,8 @@ const KNOWN: &str =
     "DFLASH, EAGLE, EAGLE3, NEXTN, STANDALONE and NGRAM are here, and each of the others with +NGRAM";
 /// Behind the name of an algorithm with a draft model.
 const NGRAM_FIRST: &str = "+NGRAM";
-/// What a match is worth before anything is known of it: as long as most short phrases that any text repeats.
-const MIN_MATCH: u32 = 4;
+/// A single token is followed by too much; from two on, what came of it decides (docs/speculation.md has numbers).
+const MIN_MATCH: u32 = 2;
 
 /// The algorithm with its settings, and what was changed of what the user asked for.
 pub(super) fn resolve(args: &SpecArgs, model: &ModelConfig) -> Result<(Option<SpecConfig>, Vec<String>)> {

@@ -54,7 +54,7 @@ fn n_grams_go_before_any_draft_model() {
         let spec = config.spec.unwrap();
         assert_eq!((spec.num_steps, spec.num_draft_tokens), shape, "{name} {flags}");
         let first = spec.ngram_first.unwrap();
-        assert_eq!((first.ngram.max_bfs_breadth, first.min_match), (breadth, 4), "{name} {flags}");
+        assert_eq!((first.ngram.max_bfs_breadth, first.min_match), (breadth, 2), "{name} {flags}");
     };
     check("eagle+ngram", "", "EAGLE+NGRAM", (5, 8), 4);
     check("EAGLE3+NGRAM", "--speculative-num-steps 3", "EAGLE3+NGRAM", (3, 4), 1);
@@ -64,12 +64,12 @@ fn n_grams_go_before_any_draft_model() {
     // Without a depth of the user's, adaptive depth drafts chains.
     check("EAGLE+NGRAM", "--speculative-adaptive", "EAGLE+NGRAM", (7, 8), 1);
     let config = mixed(
-        "--speculative-algorithm EAGLE+NGRAM --speculative-ngram-min-match 2 --speculative-ngram-max-bfs-breadth 3",
+        "--speculative-algorithm EAGLE+NGRAM --speculative-ngram-min-match 5 --speculative-ngram-max-bfs-breadth 3",
     );
     let config = config.unwrap();
     let first = config.spec.unwrap().ngram_first.unwrap();
-    assert_eq!((first.ngram.max_bfs_breadth, first.min_match), (3, 2));
-    assert_eq!(config.server_args["speculative_ngram_min_match"], 2);
+    assert_eq!((first.ngram.max_bfs_breadth, first.min_match), (3, 5));
+    assert_eq!(config.server_args["speculative_ngram_min_match"], 5);
 }
 
 #[test]
