@@ -132,7 +132,8 @@ fn shapes(args: &Args) -> Vec<Shape> {
             ]
         }
         Algorithm::Dflash => {
-            let algorithm = |model| SpecAlgorithm::Dflash(DflashConfig { model, fixed_block: false });
+            let algorithm =
+                |model| SpecAlgorithm::Dflash(DflashConfig { model, mask_token: None, fixed_block: false });
             vec![Shape { name: format!("block of {}", drafts + 1), steps: 1, ..chain(algorithm, drafts) }]
         }
     }

@@ -223,7 +223,9 @@ fn multi_layer_eagle_learns_and_serves() {
 
 #[test]
 fn dflash_learns_and_serves() {
-    check("dflash", |model| SpecAlgorithm::Dflash(DflashConfig { model, fixed_block: false }));
+    check("dflash", |model| {
+        SpecAlgorithm::Dflash(DflashConfig { model, mask_token: None, fixed_block: false })
+    });
 }
 
 #[test]
