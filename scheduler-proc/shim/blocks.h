@@ -318,7 +318,6 @@ constexpr int64_t kFetched = 8;  // cells that are on their way from memory
 template <Format F>
 DH_INLINE void fetch(const Cell& cell) {
   constexpr int64_t size = layout(F).cell_bytes();
-#pragma GCC unroll 20
   for (int64_t byte = 0; byte < size; byte += 64) __builtin_prefetch(cell.codes + kFetched * size + byte);
 }
 
