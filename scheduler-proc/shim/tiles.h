@@ -153,6 +153,7 @@ void panel_by_decoding(const LinearArgs& a, const uint8_t* panel, const uint32_t
     const Cell cell = cell_at<F>(panel, at);
     bf16* to = ring + at % kRing * kCell;
     const bf16* weights = ring + (at - kAhead) % kRing * kCell;
+    fetch<F>(cell);
     if (decodes) decode_strip<F>(cell, 0, to);
     if (multiplies) {
       _tile_loadd(4, pairs, stride);
