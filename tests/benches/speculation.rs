@@ -63,7 +63,7 @@ fn main() {
     rows.concat().iter().for_each(|row| println!("{row}"));
 }
 
-fn ways() -> [(&'static str, ServerOptions); 10] {
+fn ways() -> [(&'static str, ServerOptions); 11] {
     let shape = |options: ServerOptions, steps: &str, topk: &str, tokens: &str| {
         options.with(&[
             "--speculative-num-steps",
@@ -81,6 +81,7 @@ fn ways() -> [(&'static str, ServerOptions); 10] {
         ("EAGLE, chain of 3", chain(ServerOptions::eagle())),
         ("EAGLE, tree of 8", tree(ServerOptions::eagle())),
         ("EAGLE, tree of 8, adaptive", tree(ServerOptions::eagle()).with(&["--speculative-adaptive"])),
+        ("EAGLE+NGRAM, tree of 8", tree(ServerOptions::eagle_and_ngram())),
         ("EAGLE3, chain of 3", chain(ServerOptions::eagle3())),
         ("EAGLE3, tree of 8", tree(ServerOptions::eagle3())),
         ("multi-layer EAGLE, 3 layers", chain(ServerOptions::multi_layer_eagle())),

@@ -80,6 +80,11 @@ impl ServerOptions {
         Self::with_map("DFLASH", "SmolLM2-135M-Instruct-DFlash")
     }
 
+    /// The EAGLE head behind the n-gram trie.
+    pub fn eagle_and_ngram() -> Self {
+        Self::with_map("EAGLE+NGRAM", "SmolLM2-135M-Instruct-EAGLE")
+    }
+
     /// The same with itself as its draft, which agrees with it and is as slow.
     pub fn standalone() -> Self {
         Self::plain().drafting("STANDALONE", &repository().join("models/SmolLM2-135M-Instruct"))

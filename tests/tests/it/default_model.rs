@@ -11,9 +11,6 @@ use tests::{Server, ServerOptions, shared};
 use crate::support::{output_ids, plain, spec_counters};
 use crate::workers::together;
 
-/// Tokens per verify step that the heads must reach.
-const CHAIN_LENGTH: f64 = 1.5;
-const TREE_LENGTH: f64 = 1.8;
 /// Two likeliest tokens closer than this may change places with the order of a sum.
 const NEAR_TIE: f64 = 1e-3;
 
@@ -26,6 +23,9 @@ fn drafts() -> Vec<(&'static str, ServerOptions)> {
         ("STANDALONE", ServerOptions::plain().with(&itself).with(&["--speculative-num-steps", "3"])),
         ("EAGLE", ServerOptions::eagle()),
         ("EAGLE3", ServerOptions::eagle3()),
+        ("multi-layer EAGLE", ServerOptions::multi_layer_eagle()),
+        ("DFLASH", ServerOptions::dflash()),
+        ("EAGLE+NGRAM", ServerOptions::eagle_and_ngram()),
     ];
     drafts.map(|(name, options)| (name, options.with(&["--dtype", "float32"]))).into()
 }
@@ -116,29 +116,39 @@ const QUESTIONS: [&str; 6] = [
 /// The heads that lie in the repository guess what they are known to guess, less some for other processors.
 #[test]
 fn the_heads_of_the_repository_draft_well() {
-    let chain = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "1"];
-    let tree = ["--speculative-num-steps", "4", "--speculative-eagle-topk", "4"];
-    let shapes = [("chain", chain, "4", CHAIN_LENGTH), ("tree", tree, "12", TREE_LENGTH)];
-    for (algorithm, head) in [("EAGLE", ServerOptions::eagle()), ("EAGLE3", ServerOptions::eagle3())] {
-        for (shape, flags, width, bound) in shapes {
-            let options = head.clone().with(&flags).with(&["--speculative-num-draft-tokens", width]);
-            let server = shared(options);
-            let bodies = QUESTIONS.map(|question| {
-                json!({
-                    "model": "default", "messages": [{"role": "user", "content": question}],
-                    "temperature": 0, "max_tokens": 96, "return_spec_tokens_details": true,
-                })
-            });
-            let mut sum = SpecCounters::default();
-            for body in &bodies {
-                let reply = server.post("/v1/chat/completions", body).ok();
-                let spec = spec_counters(&reply["sglext"]["spec_tokens_details"]);
-                assert_eq!(spec.check(), Ok(()));
-                sum.add(&spec);
-            }
-            let length = sum.accept_length().unwrap();
-            assert!(length > bound, "{algorithm}, {shape}: {length} tokens per verify step");
+    let shaped = |options: ServerOptions, steps: &str, topk: &str, width: &str| {
+        let flags = ["--speculative-num-steps", steps, "--speculative-eagle-topk", topk];
+        options.with(&flags).with(&["--speculative-num-draft-tokens", width])
+    };
+    let chain = |options| shaped(options, "3", "1", "4");
+    let tree = |options| shaped(options, "4", "4", "12");
+    // Tokens per verify step that each must reach.
+    let heads = [
+        ("EAGLE, chain", chain(ServerOptions::eagle()), 1.5),
+        ("EAGLE, tree", tree(ServerOptions::eagle()), 1.8),
+        ("EAGLE3, chain", chain(ServerOptions::eagle3()), 1.5),
+        ("EAGLE3, tree", tree(ServerOptions::eagle3()), 1.8),
+        ("multi-layer EAGLE", chain(ServerOptions::multi_layer_eagle()), 1.4),
+        ("its first layer, tree", tree(ServerOptions::nextn()), 1.6),
+        ("DFLASH", ServerOptions::dflash(), 1.2),
+    ];
+    for (head, options, bound) in heads {
+        let server = shared(options);
+        let bodies = QUESTIONS.map(|question| {
+            json!({
+                "model": "default", "messages": [{"role": "user", "content": question}],
+                "temperature": 0, "max_tokens": 96, "return_spec_tokens_details": true,
+            })
+        });
+        let mut sum = SpecCounters::default();
+        for body in &bodies {
+            let reply = server.post("/v1/chat/completions", body).ok();
+            let spec = spec_counters(&reply["sglext"]["spec_tokens_details"]);
+            assert_eq!(spec.check(), Ok(()));
+            sum.add(&spec);
         }
+        let length = sum.accept_length().unwrap();
+        assert!(length > bound, "{head}: {length} tokens per verify step");
     }
 }
 
