@@ -1,7 +1,9 @@
 //! Drafthorse beside other servers: the same weights, the same prompts, the same two cores, in turns. Prints what each
 //! reaches and the ratio of Drafthorse to the best of the others.
 //!
-//! usage: cargo bench -p tests --bench peers -- PEERS_DIR   (what scripts/peers.sh installed; see `make bench-peers`)
+//! usage: cargo bench -p tests --bench peers -- PEERS_DIR [PART OF A ROW'S NAME]
+//!
+//! PEERS_DIR is what scripts/peers.sh installed; see `make bench-peers`.
 //!
 //! Everything goes through the OpenAI routes, which all of them have. All servers run at once, idle while another is
 //! measured; a row's ratio is that of medians over rounds in which each had its turn.
@@ -101,8 +103,9 @@ const ROWS: [Row; 9] = [
 ];
 
 fn main() {
-    let dir = std::env::args().skip(1).find(|argument| !argument.starts_with("--"));
-    let dir = PathBuf::from(dir.unwrap_or_else(|| ".cache/peers".into()));
+    let mut arguments = std::env::args().skip(1).filter(|argument| !argument.starts_with("--"));
+    let dir = PathBuf::from(arguments.next().unwrap_or_else(|| ".cache/peers".into()));
+    let wanted = arguments.next().unwrap_or_default();
     let installed = Installed::find(&tests::repository().join(dir));
     let contenders = start(&installed);
     println!("| server | ready after, s | peak memory at start, MiB |\n|---|---|---|");
@@ -115,7 +118,7 @@ fn main() {
         );
     }
     println!("\n| load | server | median (least – most) | ours / best other |\n|---|---|---|---|");
-    ROWS.iter().for_each(|row| measure(row, &contenders));
+    ROWS.iter().filter(|row| row.name.contains(&wanted)).for_each(|row| measure(row, &contenders));
     println!("\n| server | peak memory after all loads, MiB |\n|---|---|");
     contenders.iter().for_each(|contender| println!("| {} | {} |", contender.name(), contender.peak_mib()));
 }
@@ -163,12 +166,16 @@ fn measure(row: &Row, contenders: &[Contender]) {
 }
 
 fn run(contender: &Contender, load: Load, round: usize) -> f64 {
+    contender.forget();
     match load {
         Load::Chat(count) => rate(contender, &prompts::questions(count)),
         Load::Copy => {
             let tasks = prompts::copies(4);
-            let rates: Vec<f64> =
-                tasks.iter().map(|task| rate(contender, std::slice::from_ref(task))).collect();
+            let one = |task| {
+                contender.forget();
+                rate(contender, std::slice::from_ref(task))
+            };
+            let rates: Vec<f64> = tasks.iter().map(one).collect();
             rates.len() as f64 / rates.iter().map(|rate| 1.0 / rate).sum::<f64>()
         }
         Load::Prefill => {
