@@ -248,9 +248,9 @@ fn dflash_trains_as_it_serves() {
         let mut block = [mask; STEPS + 1];
         block[0] = tokens[context];
         let states = head.denoise(&[row(&block, context, &slots)]).unwrap();
-        for step in 0..STEPS {
+        for (step, draft) in drafts.iter().enumerate() {
             let served = head.logits(&states.narrow(0, step as i64 + 1, 1)).unwrap().values;
-            let trained = drafts[step].get((root + step) as i64).unsqueeze(0).matmul(&tables.head.tr());
+            let trained = draft.get((root + step) as i64).unsqueeze(0).matmul(&tables.head.tr());
             assert_same(&trained, &served, &format!("root {root}, draft {step}"));
         }
     }
