@@ -34,7 +34,7 @@ chaos: build model ## 200 faults under load, with a table at the end; others: ma
 	  faults::chaos --nocapture --test-threads 1
 
 bench: build model ## speed of the default model with and without speculation, and of every draft worker's steps
-	$(CARGO) bench --package tests
+	$(CARGO) bench --package tests --bench serve --bench speculation --bench adaptive
 	$(CARGO) bench --package scheduler-proc --bench workers
 
 bench-peers: build model ## speed beside other servers: installs llama.cpp's (built from source, 20 minutes, once)
