@@ -6,7 +6,7 @@ LIBTORCH ?= $(CURDIR)/libtorch
 export LIBTORCH
 MODEL ?= models/SmolLM2-135M-Instruct
 # The head that `make run` drafts with. For another MODEL name its own, or none: make run MODEL=... SPECULATION=
-SPECULATION ?= --speculative-algorithm EAGLE --speculative-draft-model-path models/SmolLM2-135M-Instruct-EAGLE \
+SPECULATION ?= --speculative-algorithm EAGLE+NGRAM --speculative-draft-model-path models/SmolLM2-135M-Instruct-EAGLE \
   --speculative-token-map models/SmolLM2-135M-Instruct-EAGLE/token_map.json \
   --speculative-num-steps 3 --speculative-eagle-topk 4 --speculative-num-draft-tokens 8
 BIN := $(or $(CARGO_TARGET_DIR),target)/release

@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Where to ask, and what for.
 pub(crate) struct SampleChat {
-    url: String,
+    server: String,
     api_key: Option<String>,
     algorithm: Option<String>,
 }
@@ -70,7 +70,7 @@ impl SampleChat {
     /// `address` is where the server can be reached from here.
     pub(crate) fn new(config: &ServeConfig, address: &str) -> Self {
         Self {
-            url: format!("http://{address}/v1/chat/completions"),
+            server: format!("http://{address}"),
             api_key: config.server.api_key.clone(),
             algorithm: config.spec.as_ref().map(SpecConfig::name),
         }
@@ -79,8 +79,6 @@ impl SampleChat {
     /// Asks, and shows the answer with a line per kind.
     pub(crate) fn run(&self) -> Result<String> {
         let client = Client::builder().timeout(TIMEOUT).no_proxy().build()?;
-        // Whoever comes first computes the prompt; neither kind should.
-        self.ask(&client, true, 2, &mut Sum::default())?;
         let (mut plain, mut drafted) = (Sum::default(), Sum::default());
         for _ in 0..ROUNDS {
             self.ask(&client, false, MAX_TOKENS, &mut plain)?;
@@ -100,14 +98,10 @@ impl SampleChat {
             "return_spec_tokens_details": true,
             "speculative": if speculative { Value::Null } else { json!(false) },
         });
-        let mut request = client.post(&self.url).json(&body);
-        if let Some(key) = &self.api_key {
-            request = request.bearer_auth(key);
-        }
+        // N-grams would remember the answer from the last time, and only one kind would find the prompt computed.
+        self.post(client, "/flush_cache", &json!({}))?;
         let started = Instant::now();
-        let reply = request.send().context("the sample chat")?;
-        let (status, text) = (reply.status(), reply.text()?);
-        ensure!(status.is_success(), "the sample chat was answered {status}: {text}");
+        let text = self.post(client, "/v1/chat/completions", &body)?;
         sum.seconds += started.elapsed().as_secs_f64();
         let reply: Reply = serde_json::from_str(&text).context("the sample chat's answer")?;
         let details = reply.sglext.and_then(|extension| extension.spec_tokens_details).unwrap_or_default();
@@ -120,6 +114,17 @@ impl SampleChat {
             ..SpecCounters::default()
         });
         Ok(())
+    }
+
+    fn post(&self, client: &Client, path: &str, body: &Value) -> Result<String> {
+        let mut request = client.post(format!("{}{path}", self.server)).json(body);
+        if let Some(key) = &self.api_key {
+            request = request.bearer_auth(key);
+        }
+        let reply = request.send().context("the sample chat")?;
+        let (status, text) = (reply.status(), reply.text()?);
+        ensure!(status.is_success(), "the sample chat was answered {status}: {text}");
+        Ok(text)
     }
 
     fn table(&self, plain: &Sum, drafted: &Sum) -> String {
@@ -152,7 +157,7 @@ mod tests {
 
     #[test]
     fn the_table_counts_the_bonus_in_the_length_and_not_in_the_rate() {
-        let chat = SampleChat { url: String::new(), api_key: None, algorithm: Some("EAGLE".into()) };
+        let chat = SampleChat { server: String::new(), api_key: None, algorithm: Some("EAGLE".into()) };
         let plain = Sum { text: "a".into(), tokens: 100, seconds: 2.0, spec: SpecCounters::default() };
         let spec = SpecCounters {
             verify_ct: 40,

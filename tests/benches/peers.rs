@@ -61,7 +61,7 @@ const ROWS: [Row; 9] = [
     Row {
         name: "decode, 1 chat, best draft",
         load: Load::Chat(1),
-        ours: "drafthorse EAGLE",
+        ours: "drafthorse as run",
         others: &["llama.cpp Q4_1", "llama.cpp bf16", "llama.cpp bf16 n-gram"],
     },
     Row {
@@ -97,7 +97,7 @@ const ROWS: [Row; 9] = [
     Row {
         name: "the same with a draft",
         load: Load::FirstToken,
-        ours: "drafthorse EAGLE",
+        ours: "drafthorse as run",
         others: &["llama.cpp Q4_1", "llama.cpp bf16"],
     },
 ];
@@ -128,7 +128,7 @@ fn start(installed: &Installed) -> Vec<Contender> {
     let mut all = vec![
         ours("drafthorse 4-bit", ServerOptions::plain()),
         ours("drafthorse bf16", ServerOptions::plain_bfloat16()),
-        ours("drafthorse EAGLE", ServerOptions::as_run()),
+        ours("drafthorse as run", ServerOptions::as_run()),
         ours("drafthorse NGRAM", ServerOptions::ngram()),
         ours("drafthorse adaptive", ServerOptions::as_run().with(&["--speculative-adaptive"])),
     ];

@@ -57,7 +57,7 @@ impl ServerOptions {
     /// As `make run` serves.
     pub fn as_run() -> Self {
         let tree = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "4"];
-        Self::eagle().with(&tree).with(&["--speculative-num-draft-tokens", "8"])
+        Self::eagle_and_ngram().with(&tree).with(&["--speculative-num-draft-tokens", "8"])
     }
 
     /// The same with the EAGLE3 head.
